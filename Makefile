@@ -1,0 +1,55 @@
+# Every command of this repository; CONTRIBUTING.md explains each. Results go to out/.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+READY := .venv/ready
+BIN := .venv/bin
+# Folders of the layer map that exist in this checkout.
+CODE := $(wildcard bench chaos planning services simulation statemachines sdk/tidemill tools tests)
+ARGS ?=
+
+.PHONY: help
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(READY) ## Make .venv with both distributions installed; every other command implies it
+
+$(READY): pyproject.toml sdk/pyproject.toml requirements/dev.txt requirements/uv.txt tools/setup.sh
+	@tools/setup.sh
+	@touch $@
+
+.PHONY: test
+test: $(READY) ## Run the tests; ARGS="tests/meta -x" narrows them, CI=true allows no skip of a real service
+	@$(BIN)/pytest $(ARGS)
+
+.PHONY: check
+check: $(READY) ## Format, lint, types, import rules, wire contract, and that nothing generated is stale
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/baseline.binpb
+	$(BIN)/python -m tools.protos check
+	$(BIN)/python -m tools.lock check
+
+.PHONY: format
+format: $(READY) ## Rewrite Python files in the one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: proto
+proto: $(READY) ## Generate sdk/tidemill/v1 from protos/
+	$(BIN)/python -m tools.protos generate
+
+.PHONY: proto-baseline
+proto-baseline: $(READY) ## At a release: make today's protos what later ones must not break
+	$(BIN)/python -m tools.protos baseline
+
+.PHONY: lock
+lock: $(READY) ## Resolve the dependencies again; ARGS=--upgrade takes the newest that fit
+	$(BIN)/python -m tools.lock write $(ARGS)
