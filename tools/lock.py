@@ -62,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dependency_digest() -> str:
     """Digest of every table that decides a lock, in both pyproject.toml files."""
-    tables = [_dependency_tables(ROOT / "pyproject.toml"), _dependency_tables(ROOT / "sdk" / "pyproject.toml")]
+    tables = [
+        _dependency_tables(ROOT / "pyproject.toml"),
+        _dependency_tables(ROOT / "sdk" / "pyproject.toml"),
+    ]
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
 

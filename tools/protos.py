@@ -30,11 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.protos", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("generate", help="write sdk/tidemill/v1 from protos/")
-    commands.add_parser("check", help="exit 1 if sdk/tidemill/v1 differs from what would be written")
+    commands.add_parser(
+        "check", help="exit 1 if sdk/tidemill/v1 differs from what would be written"
+    )
     commands.add_parser("baseline", help="make today's protos what `buf breaking` compares with")
     command: str = parser.parse_args(argv).command
     if command == "baseline":
-        _buf("build", "--exclude-source-info", "-o", str(BASELINE))
+        buf("build", "--exclude-source-info", "-o", str(BASELINE))
         return 0
     with tempfile.TemporaryDirectory(prefix="tidemill-protos-") as scratch:
         fresh = _generate(Path(scratch))
@@ -66,7 +68,7 @@ def _without_import(file: FileDescriptorProto) -> FileDescriptorProto:
 def _generate(scratch: Path) -> dict[str, bytes]:
     """Compile into `scratch`; returns the content of each generated file by its name."""
     image, out = scratch / "protos.binpb", scratch / "out"
-    _buf("build", "--as-file-descriptor-set", "-o", str(image))
+    buf("build", "--as-file-descriptor-set", "-o", str(image))
     slim = without_rules_schema(FileDescriptorSet.FromString(image.read_bytes()))
     ours = [file for file in slim.file if file.name.startswith(PACKAGE + "/")]
     if not ours:
@@ -84,7 +86,7 @@ def _protoc(image: Path, out: Path, plugins: Sequence[str], sources: Sequence[st
         f"--descriptor_set_in={image}",
         f"--plugin=protoc-gen-mypy={BIN / 'protoc-gen-mypy'}",
         f"--plugin=protoc-gen-mypy_grpc={BIN / 'protoc-gen-mypy_grpc'}",
-        *(f"--{plugin}_out={out}" for plugin in plugins),
+        *(f"--{plugin}_out={'quiet:' if 'mypy' in plugin else ''}{out}" for plugin in plugins),
         *sources,
     ]
     if sources and protoc.main(arguments) != 0:
@@ -117,7 +119,7 @@ def _report_stale(fresh: dict[str, bytes]) -> int:
     return 1 if stale else 0
 
 
-def _buf(*arguments: str) -> None:
+def buf(*arguments: str) -> None:
     done = subprocess.run([str(BIN / "buf"), *arguments], cwd=ROOT, check=False)
     if done.returncode != 0:
         sys.exit(f"`buf {arguments[0]}` failed; its message is above")
