@@ -1,0 +1,176 @@
+"""The lifecycle of an attempt: one try of the whole gang. Counts its runs so that no one has to scan them.
+
+Never decides: that an attempt may end (all runs ended, or the rest lost and the job overlap-safe) is asserted here,
+and chosen by the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum, unique
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from statemachines.facts import (
+    AttemptEnded,
+    AttemptFact,
+    AttemptResumed,
+    AttemptStarted,
+    AttemptStopping,
+    GangPlaced,
+    NodeLost,
+    ResumeMismatched,
+    RunEnded,
+    RunStarted,
+    SaveAcknowledged,
+    SaveAsked,
+    TrainingFinished,
+)
+from statemachines.lifecycle import IllegalTransition, next_state
+from statemachines.values import Cause, JobId, JobNext, Outcome, Reason, ResumePoint, RunId
+
+
+@unique
+class AttemptState(StrEnum):
+    """Where an attempt is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+_S = AttemptState
+LIFECYCLE: Final[Mapping[tuple[AttemptState, type], AttemptState]] = {
+    (_S.STARTING, RunStarted): _S.STARTING,
+    (_S.STARTING, RunEnded): _S.STARTING,
+    (_S.STARTING, NodeLost): _S.STARTING,
+    (_S.STARTING, AttemptStarted): _S.RUNNING,
+    (_S.STARTING, AttemptStopping): _S.STOPPING,
+    (_S.STARTING, AttemptEnded): _S.ENDED,
+    (_S.STARTING, TrainingFinished): _S.STARTING,
+    (_S.STARTING, AttemptResumed): _S.STARTING,
+    (_S.STARTING, ResumeMismatched): _S.STARTING,
+    (_S.RUNNING, RunEnded): _S.RUNNING,
+    (_S.RUNNING, NodeLost): _S.RUNNING,
+    (_S.RUNNING, SaveAsked): _S.RUNNING,
+    (_S.RUNNING, SaveAcknowledged): _S.RUNNING,
+    (_S.RUNNING, TrainingFinished): _S.RUNNING,
+    (_S.RUNNING, AttemptResumed): _S.RUNNING,
+    (_S.RUNNING, ResumeMismatched): _S.RUNNING,
+    (_S.RUNNING, AttemptStopping): _S.STOPPING,
+    (_S.RUNNING, AttemptEnded): _S.ENDED,
+    (_S.STOPPING, RunStarted): _S.STOPPING,
+    (_S.STOPPING, RunEnded): _S.STOPPING,
+    (_S.STOPPING, NodeLost): _S.STOPPING,
+    (_S.STOPPING, AttemptStopping): _S.STOPPING,
+    (_S.STOPPING, TrainingFinished): _S.STOPPING,
+    (_S.STOPPING, AttemptEnded): _S.ENDED,
+    # An overlap-safe job went on without the lost runs; their ends come late.
+    (_S.ENDED, RunEnded): _S.ENDED,
+}
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One try of the whole gang.
+
+    `started`, `open` and `lost` count its runs: those that ever started, those that have not ended, and those among
+    the open ones whose node is lost. `ask` numbers the newest early save that was asked for, 0 for none;
+    `ask_step` is rank 0's answer, 0 before it. Unset times are 0, unset steps -1.
+    """
+
+    job: JobId
+    number: int
+    state: AttemptState
+    runs: tuple[RunId, ...]
+    resume: ResumePoint
+    master_port: int
+    why: Reason
+    placed_at_ms: int
+    started_at_ms: int = 0
+    ended_at_ms: int = 0
+    started: int = 0
+    open: int = 0
+    lost: int = 0
+    resumed_step: int = -1
+    finished_step: int = -1
+    ask: int = 0
+    ask_step: int = 0
+    ask_deadline_ms: int = 0
+    ask_cause: Cause | None = None
+    ask_next: JobNext | None = None
+    stop_cause: Cause | None = None
+    stop_message: str = ""
+    stop_next: JobNext | None = None
+    stop_deadline_ms: int = 0
+    outcome: Outcome | None = None
+    cause: Cause | None = None
+    message: str = ""
+
+
+def place(fact: GangPlaced, at_ms: int) -> Attempt:
+    """The attempt as it begins."""
+    runs = tuple([placement.run for placement in fact.placements])
+    return Attempt(
+        fact.job, fact.attempt, _S.STARTING, runs, fact.resume, fact.master_port, fact.why, at_ms, open=len(runs)
+    )  # fmt: skip
+
+
+def advance(attempt: Attempt, fact: AttemptFact, at_ms: int, *, lost: int = 0, was_lost: bool = False) -> Attempt:
+    """Apply one recorded fact; raises IllegalTransition.
+
+    With NodeLost, `lost` says how many of its open runs became lost; with RunEnded, `was_lost` says whether that run
+    was lost before.
+    """
+    state = next_state(LIFECYCLE, attempt.state, fact, _name(attempt))
+    match fact:
+        case RunStarted():
+            return replace(attempt, started=attempt.started + 1)
+        case RunEnded():
+            return replace(attempt, open=attempt.open - 1, lost=attempt.lost - was_lost)
+        case AttemptStarted():
+            _expect(attempt, fact, attempt.started == len(attempt.runs))
+            return replace(attempt, state=state, started_at_ms=at_ms)
+        case AttemptEnded(outcome=outcome, cause=cause, message=message):
+            _expect(attempt, fact, attempt.open == attempt.lost)
+            return replace(
+                attempt, state=state, ended_at_ms=at_ms, outcome=outcome, cause=cause, message=message
+            )
+        case AttemptStopping(cause=cause, message=message, next=then, deadline_ms=deadline_ms):
+            return replace(
+                attempt,
+                state=state,
+                stop_cause=cause,
+                stop_message=message,
+                stop_next=then,
+                stop_deadline_ms=deadline_ms,
+            )
+        case NodeLost():
+            return replace(attempt, lost=attempt.lost + lost)
+        case SaveAsked(ask=ask, deadline_ms=deadline_ms, cause=cause, next=then):
+            _expect(attempt, fact, ask == attempt.ask + 1)
+            return replace(
+                attempt, ask=ask, ask_step=0, ask_deadline_ms=deadline_ms, ask_cause=cause, ask_next=then
+            )
+        case SaveAcknowledged(ask=ask, at_step=at_step):
+            _expect(attempt, fact, ask == attempt.ask and attempt.ask_step == 0)
+            return replace(attempt, ask_step=at_step)
+        case TrainingFinished(step=step):
+            return replace(attempt, finished_step=step)
+        case AttemptResumed(step=step) | ResumeMismatched(step=step):
+            return replace(attempt, resumed_step=step)
+
+
+def _name(attempt: Attempt) -> str:
+    return f"attempt {attempt.number} of job {attempt.job}"
+
+
+def _expect(attempt: Attempt, fact: AttemptFact, holds: bool) -> None:  # noqa: FBT001 - the condition itself
+    if not holds:
+        raise IllegalTransition(
+            f"{_name(attempt)} ({attempt.started} started, {attempt.open} open, {attempt.lost} lost)",
+            attempt.state,
+            fact,
+        )

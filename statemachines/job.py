@@ -1,0 +1,207 @@
+"""The lifecycle of a job: what was asked, from admission to its end. Never looks at attempts, runs or nodes.
+
+AttemptEnded carries what becomes of the job (`next`), so an ended attempt and its consequence are one fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum, unique
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from statemachines.facts import (
+    AttemptEnded,
+    AttemptStarted,
+    AttemptStopping,
+    CheckpointSaved,
+    GangPlaced,
+    JobAdmitted,
+    JobCancelled,
+    JobFact,
+    JobHeld,
+    JobReleased,
+    JobRequeued,
+    JobWaiting,
+)
+from statemachines.lifecycle import IllegalTransition
+from statemachines.values import Cause, JobId, JobNext, JobSpec, Outcome, Reason
+
+
+@unique
+class JobState(StrEnum):
+    """Where a job is. The last three are ends."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+LIVE: Final = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+ENDED: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+_AFTER_ATTEMPT: Final = frozenset(
+    {JobState.QUEUED, JobState.HELD, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+)
+LIFECYCLE: Final[Mapping[tuple[JobState, type], frozenset[JobState]]] = {
+    (JobState.QUEUED, JobWaiting): frozenset({JobState.QUEUED}),
+    (JobState.QUEUED, JobHeld): frozenset({JobState.HELD}),
+    (JobState.QUEUED, JobCancelled): frozenset({JobState.CANCELLED}),
+    (JobState.QUEUED, GangPlaced): frozenset({JobState.STARTING}),
+    (JobState.HELD, JobReleased): frozenset({JobState.QUEUED}),
+    (JobState.HELD, JobRequeued): frozenset({JobState.QUEUED}),
+    (JobState.HELD, JobCancelled): frozenset({JobState.CANCELLED}),
+    (JobState.STARTING, AttemptStarted): frozenset({JobState.RUNNING}),
+    (JobState.STARTING, AttemptStopping): frozenset({JobState.STOPPING}),
+    (JobState.STARTING, CheckpointSaved): frozenset({JobState.STARTING}),
+    (JobState.STARTING, AttemptEnded): _AFTER_ATTEMPT,
+    (JobState.RUNNING, AttemptStopping): frozenset({JobState.STOPPING}),
+    (JobState.RUNNING, CheckpointSaved): frozenset({JobState.RUNNING}),
+    (JobState.RUNNING, AttemptEnded): _AFTER_ATTEMPT,
+    # Waiting: for proof that the old runs are dead.
+    (JobState.STOPPING, JobWaiting): frozenset({JobState.STOPPING}),
+    # Again: a cancel overrides a requeue, a shorter deadline a longer one.
+    (JobState.STOPPING, AttemptStopping): frozenset({JobState.STOPPING}),
+    (JobState.STOPPING, CheckpointSaved): frozenset({JobState.STOPPING}),
+    (JobState.STOPPING, AttemptEnded): _AFTER_ATTEMPT,
+    (JobState.SUCCEEDED, JobRequeued): frozenset({JobState.QUEUED}),
+    (JobState.FAILED, JobRequeued): frozenset({JobState.QUEUED}),
+    (JobState.CANCELLED, JobRequeued): frozenset({JobState.QUEUED}),
+}
+_AFTER: Final[Mapping[JobNext, JobState]] = {
+    JobNext.QUEUED: JobState.QUEUED,
+    JobNext.HELD: JobState.HELD,
+    JobNext.SUCCEEDED: JobState.SUCCEEDED,
+    JobNext.FAILED: JobState.FAILED,
+    JobNext.CANCELLED: JobState.CANCELLED,
+}
+# Ends that were asked for say nothing against the program or its nodes: they use up no retries.
+_BLAMELESS: Final = frozenset({Cause.CANCELLED, Cause.HELD, Cause.REQUEUED, Cause.DRAINED, Cause.PREEMPTED})
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was asked, and where it is.
+
+    `attempt` is the current or last attempt, 0 before the first. `failed` counts attempts that ended badly, `stalled`
+    those in a row that made no new durable checkpoint. `queued_at_ms` is when it last began to wait; `offset` is the
+    log offset of its admission.
+    """
+
+    id: JobId
+    number: int
+    spec: JobSpec
+    by: str
+    state: JobState
+    attempt: int
+    admitted_at_ms: int
+    queued_at_ms: int
+    changed_at_ms: int
+    not_before_ms: int
+    reason: Reason | None
+    reason_at_ms: int
+    failed: int
+    stalled: int
+    durable_step: int
+    offset: int
+    outcome: str
+
+
+def admit(fact: JobAdmitted, *, job: JobId, number: int, by: str, at_ms: int, offset: int) -> Job:
+    """The job as it begins: queued, or held when it asked for that."""
+    held = fact.spec.held
+    return Job(
+        job, number, fact.spec, by, JobState.HELD if held else JobState.QUEUED, 0,
+        at_ms, at_ms, at_ms, 0, Reason("submitted_held", "submitted held: release it to let it run") if held else None,
+        at_ms, 0, 0, -1, offset, "",
+    )  # fmt: skip
+
+
+def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
+    """Apply one recorded fact about this job; raises IllegalTransition."""
+    legal = LIFECYCLE.get((job.state, type(fact)))
+    if legal is None:
+        raise IllegalTransition(f"job {job.id}", job.state, fact)
+    match fact:
+        case GangPlaced(attempt=attempt):
+            _expect(job, fact, attempt == job.attempt + 1)
+            return replace(
+                job, state=JobState.STARTING, attempt=attempt, changed_at_ms=at_ms, reason=None, reason_at_ms=at_ms
+            )
+        case AttemptStarted(attempt=attempt):
+            _expect(job, fact, attempt == job.attempt)
+            return replace(job, state=JobState.RUNNING, changed_at_ms=at_ms)
+        case AttemptEnded(attempt=attempt):
+            _expect(job, fact, attempt == job.attempt)
+            return _ended(job, fact, at_ms)
+        case AttemptStopping(attempt=attempt):
+            _expect(job, fact, attempt == job.attempt)
+            reason = Reason(f"stopping_{fact.cause.value}", fact.message)
+            return replace(job, state=JobState.STOPPING, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms)
+        case CheckpointSaved(attempt=attempt, step=step):
+            _expect(job, fact, attempt == job.attempt and step > job.durable_step)
+            return replace(job, durable_step=step, stalled=0)
+        case JobWaiting(reason=reason):
+            since = job.reason_at_ms if job.reason and job.reason.code == reason.code else at_ms
+            return replace(job, reason=reason, reason_at_ms=since)
+        case JobHeld(reason=reason):
+            return replace(job, state=JobState.HELD, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms)
+        case JobReleased():
+            return _queued(job, at_ms, not_before_ms=0)
+        case JobRequeued(not_before_ms=not_before_ms):
+            return _queued(job, at_ms, not_before_ms=not_before_ms)
+        case JobCancelled(message=message):
+            reason = Reason("cancelled", message)
+            return replace(
+                job, state=JobState.CANCELLED, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms, outcome=""
+            )
+
+
+def _ended(job: Job, fact: AttemptEnded, at_ms: int) -> Job:
+    blamed = fact.outcome is not Outcome.SUCCEEDED and fact.cause not in _BLAMELESS
+    waits = fact.next is JobNext.QUEUED
+    return replace(
+        job,
+        state=_AFTER[fact.next],
+        changed_at_ms=at_ms,
+        queued_at_ms=at_ms if waits else job.queued_at_ms,
+        not_before_ms=fact.not_before_ms if waits else 0,
+        reason=Reason(fact.cause.value, fact.message),
+        reason_at_ms=at_ms,
+        failed=job.failed + blamed,
+        stalled=job.stalled + blamed,
+        outcome=fact.outcome.value,
+    )
+
+
+def _queued(job: Job, at_ms: int, *, not_before_ms: int) -> Job:
+    """A person let it run again: earlier failures no longer count against it."""
+    return replace(
+        job,
+        state=JobState.QUEUED,
+        changed_at_ms=at_ms,
+        queued_at_ms=at_ms,
+        not_before_ms=not_before_ms,
+        reason=None,
+        reason_at_ms=at_ms,
+        failed=0,
+        stalled=0,
+    )
+
+
+def _expect(job: Job, fact: JobFact, holds: bool) -> None:  # noqa: FBT001 - the condition itself
+    if not holds:
+        raise IllegalTransition(
+            f"job {job.id} (attempt {job.attempt}, durable step {job.durable_step})", job.state, fact
+        )
+
+
+def restart_from(job: Job, step: int) -> Job:
+    """Its newest usable checkpoint is now `step` (-1: none): one was condemned or is gone."""
+    return replace(job, durable_step=step)
