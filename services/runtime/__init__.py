@@ -1,0 +1,1 @@
+"""What every deployable shares: ports, codec, chain, wiring, settings, telemetry. Only `wiring` names an adapter."""
