@@ -7,7 +7,7 @@ never holds behaviour beyond arithmetic on one value.
 from __future__ import annotations
 
 from enum import StrEnum, unique
-from typing import NewType
+from typing import NewType, dataclass_transform
 
 import msgspec
 
@@ -19,6 +19,8 @@ QueueId = NewType("QueueId", str)
 WHOLE_DEVICE_MILLI = 1000
 
 
+# For type checkers: what inherits from a frozen value is frozen too.
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A frozen record without cycles; encoded as an array, in field order."""
 
