@@ -9,6 +9,7 @@ READY := .venv/ready
 BIN := .venv/bin
 # Folders of the layer map that exist in this checkout.
 CODE := $(wildcard bench chaos planning services simulation statemachines sdk/tidemill tools tests)
+DIAGRAMS := $(wildcard statemachines/diagrams.py)
 ARGS ?=
 
 .PHONY: help
@@ -36,6 +37,7 @@ check: $(READY) ## Format, lint, types, import rules, wire contract, and that no
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	$(BIN)/python -m tools.protos check
 	$(BIN)/python -m tools.lock check
+	$(if $(DIAGRAMS),$(BIN)/python -m statemachines.diagrams --check)
 
 .PHONY: format
 format: $(READY) ## Rewrite Python files in the one format
