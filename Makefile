@@ -7,8 +7,9 @@ MAKEFLAGS += --no-print-directory
 
 READY := .venv/ready
 BIN := .venv/bin
-# Folders of the layer map that exist in this checkout.
-CODE := $(wildcard bench chaos planning services simulation statemachines sdk/tidemill tools tests)
+# Folders that hold Python in this checkout.
+FOLDERS := bench chaos compose planning sdk/tidemill services simulation statemachines tests tools
+CODE := $(foreach folder,$(wildcard $(FOLDERS)),$(if $(shell find $(folder) -name '*.py' -print -quit),$(folder)))
 DIAGRAMS := $(wildcard statemachines/diagrams.py)
 ARGS ?=
 
