@@ -118,7 +118,9 @@ def place(fact: GangPlaced, at_ms: int) -> Attempt:
     )  # fmt: skip
 
 
-def advance(attempt: Attempt, fact: AttemptFact, at_ms: int, *, lost: int = 0, was_lost: bool = False) -> Attempt:
+def advance(
+    attempt: Attempt, fact: AttemptFact, at_ms: int, *, lost: int = 0, was_lost: bool = False
+) -> Attempt:
     """Apply one recorded fact; raises IllegalTransition.
 
     With NodeLost, `lost` says how many of its open runs became lost; with RunEnded, `was_lost` says whether that run
@@ -136,7 +138,12 @@ def advance(attempt: Attempt, fact: AttemptFact, at_ms: int, *, lost: int = 0, w
         case AttemptEnded(outcome=outcome, cause=cause, message=message):
             _expect(attempt, fact, attempt.open == attempt.lost)
             return replace(
-                attempt, state=state, ended_at_ms=at_ms, outcome=outcome, cause=cause, message=message
+                attempt,
+                state=state,
+                ended_at_ms=at_ms,
+                outcome=outcome,
+                cause=cause,
+                message=message,
             )
         case AttemptStopping(cause=cause, message=message, next=then, deadline_ms=deadline_ms):
             return replace(
@@ -152,7 +159,12 @@ def advance(attempt: Attempt, fact: AttemptFact, at_ms: int, *, lost: int = 0, w
         case SaveAsked(ask=ask, deadline_ms=deadline_ms, cause=cause, next=then):
             _expect(attempt, fact, ask == attempt.ask + 1)
             return replace(
-                attempt, ask=ask, ask_step=0, ask_deadline_ms=deadline_ms, ask_cause=cause, ask_next=then
+                attempt,
+                ask=ask,
+                ask_step=0,
+                ask_deadline_ms=deadline_ms,
+                ask_cause=cause,
+                ask_next=then,
             )
         case SaveAcknowledged(ask=ask, at_step=at_step):
             _expect(attempt, fact, ask == attempt.ask and attempt.ask_step == 0)

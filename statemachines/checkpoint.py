@@ -91,7 +91,9 @@ def advance(checkpoint: Checkpoint, fact: CheckpointFact, at_ms: int) -> Checkpo
     match fact:
         case CheckpointSaved():
             return _durable(checkpoint, fact, at_ms)
-        case CheckpointFailed() | CheckpointReleased() | CheckpointRemoved() | CheckpointCondemned():
+        case (
+            CheckpointFailed() | CheckpointReleased() | CheckpointRemoved() | CheckpointCondemned()
+        ):
             return replace(checkpoint, state=state)
 
 

@@ -40,7 +40,6 @@ from statemachines.facts import (
     DeviceFact,
     DeviceFaulted,
     DeviceRecovered,
-    Fact,
     GangPlaced,
     InputGapAccepted,
     InputParked,
@@ -58,7 +57,6 @@ from statemachines.facts import (
     NodeCordoned,
     NodeDrained,
     NodeDrainStarted,
-    NodeFact,
     NodeJoined,
     NodeLost,
     NodeRecovered,
@@ -78,7 +76,7 @@ from statemachines.facts import (
     TermOpened,
     TrainingFinished,
 )
-from statemachines.job import Job, JobState
+from statemachines.job import Job
 from statemachines.lifecycle import IllegalTransition
 from statemachines.node import Node
 from statemachines.policy import DEFAULT_POLICY, Policy
@@ -227,7 +225,9 @@ class Cluster:
         name: str = queue
         while name:
             found = self.queues.get(QueueId(name))
-            assert found is not None and len(line) < 64, f"queue {queue}: its line is broken at {name!r}"
+            assert found is not None and len(line) < 64, (
+                f"queue {queue}: its line is broken at {name!r}"
+            )
             line.append(found)
             name = found.parent
         return line
@@ -236,7 +236,9 @@ class Cluster:
 
     def _term_opened(self, fact: TermOpened, _by: str, at_ms: int) -> None:
         if fact.fold_version > FOLD_VERSION:
-            raise IllegalTransition(f"fold version {FOLD_VERSION}", f"older than the log's {fact.fold_version}", fact)
+            raise IllegalTransition(
+                f"fold version {FOLD_VERSION}", f"older than the log's {fact.fold_version}", fact
+            )
         self.leader, self.term_opened_at_ms = fact.leader, at_ms
 
     def _policy_applied(self, fact: PolicyApplied, _by: str, _at_ms: int) -> None:
@@ -258,7 +260,9 @@ class Cluster:
         self._answer(fact.request, Answer(fact.digest, fact.kind, fact.target, "", "", "", at_ms))
 
     def _request_refused(self, fact: RequestRefused, _by: str, at_ms: int) -> None:
-        answer = Answer(fact.digest, fact.kind, fact.target, fact.code, fact.field, fact.message, at_ms)
+        answer = Answer(
+            fact.digest, fact.kind, fact.target, fact.code, fact.field, fact.message, at_ms
+        )
         self._answer(fact.request, answer)
 
     def _answer(self, request: str, answer: Answer) -> None:
@@ -277,8 +281,12 @@ class Cluster:
 
     def _queue_applied(self, fact: QueueApplied, _by: str, _at_ms: int) -> None:
         before = self.queues.get(fact.queue)
-        assert before is None or before.parent == fact.parent, f"queue {fact.queue} cannot change its parent"
-        assert not fact.parent or fact.parent in self.queues, f"queue {fact.queue}: no parent {fact.parent}"
+        assert before is None or before.parent == fact.parent, (
+            f"queue {fact.queue} cannot change its parent"
+        )
+        assert not fact.parent or fact.parent in self.queues, (
+            f"queue {fact.queue}: no parent {fact.parent}"
+        )
         self.queues[fact.queue] = queues.apply(fact)
         self.queue_usage.setdefault(fact.queue, QueueUsage())
         if self._touched:
@@ -293,11 +301,15 @@ class Cluster:
     # --- jobs
 
     def _job_admitted(self, fact: JobAdmitted, by: str, at_ms: int) -> None:
-        assert fact.number == self.next_number, f"job {fact.job}: number {fact.number}, not {self.next_number}"
+        assert fact.number == self.next_number, (
+            f"job {fact.job}: number {fact.number}, not {self.next_number}"
+        )
         names = [JobId(f"{fact.job}_{i}") for i in range(fact.count)] if fact.count else [fact.job]
         for i, name in enumerate(names):
             assert name not in self.jobs, f"job {name} exists already"
-            job = jobs.admit(fact, job=name, number=fact.number + i, by=by, at_ms=at_ms, offset=self.offset)
+            job = jobs.admit(
+                fact, job=name, number=fact.number + i, by=by, at_ms=at_ms, offset=self.offset
+            )
             self.jobs[name] = job
             self.job_numbers[job.number] = name
             self._count_job(job, 1)
@@ -368,7 +380,9 @@ class Cluster:
     def _attempt_ended(self, fact: AttemptEnded, _by: str, at_ms: int) -> None:
         job = jobs.advance(self.jobs[fact.job], fact, at_ms)
         attempt = attempts.advance(self._current(fact.job, fact.attempt), fact, at_ms)
-        assert attempt.open == 0 or job.spec.overlap_safe, f"{job.id}: runs left and not overlap-safe"
+        assert attempt.open == 0 or job.spec.overlap_safe, (
+            f"{job.id}: runs left and not overlap-safe"
+        )
         self._swap_job(job)
         self._swap_attempt(attempt)
         self._charge_queues(job, -1)
@@ -423,7 +437,9 @@ class Cluster:
         run = runs.advance(before, fact, at_ms)
         self.runs[run.id] = run
         self.usage[run.node].give_back(run)
-        attempt = attempts.advance(self._of(run), fact, at_ms, was_lost=before.state is RunState.LOST)
+        attempt = attempts.advance(
+            self._of(run), fact, at_ms, was_lost=before.state is RunState.LOST
+        )
         self._swap_attempt(attempt)
         self._touch_run(run)
 
@@ -448,7 +464,9 @@ class Cluster:
         begun = self.find_checkpoint(fact.job, fact.step)
         saving = begun is not None and begun.state is CheckpointState.SAVING
         self._keep_checkpoint(
-            checkpoints.advance(begun, fact, at_ms) if begun and saving else checkpoints.saved(fact, at_ms)
+            checkpoints.advance(begun, fact, at_ms)
+            if begun and saving
+            else checkpoints.saved(fact, at_ms)
         )
         self._swap_job(jobs.advance(self.jobs[fact.job], fact, at_ms))
 
@@ -483,7 +501,8 @@ class Cluster:
         kept = [
             other
             for other in self.checkpoints.get(checkpoint.job, ())
-            if other.step != checkpoint.step and not (other.state in gone and other.step < checkpoint.step)
+            if other.step != checkpoint.step
+            and not (other.state in gone and other.step < checkpoint.step)
         ]
         kept.append(checkpoint)
         kept.sort(key=lambda each: each.step)
@@ -497,7 +516,9 @@ class Cluster:
         before = self.nodes.get(fact.node)
         if before is None:
             self.usage[fact.node] = NodeUsage()
-        self._swap_node(nodes.join(fact, at_ms) if before is None else nodes.advance(before, fact, at_ms))
+        self._swap_node(
+            nodes.join(fact, at_ms) if before is None else nodes.advance(before, fact, at_ms)
+        )
 
     def _node_fact(self, fact: Any, _by: str, at_ms: int) -> None:
         self._swap_node(nodes.advance(self.nodes[fact.node], fact, at_ms))
@@ -527,13 +548,18 @@ class Cluster:
     def _device_fact(self, fact: DeviceFact, _by: str, _at_ms: int) -> None:
         node = self.nodes[fact.node]
         changed = tuple(
-            [devices.advance(each, fact) if each.spec.index == fact.index else each for each in node.devices]
+            [
+                devices.advance(each, fact) if each.spec.index == fact.index else each
+                for each in node.devices
+            ]
         )
         self._swap_node(msgspec.structs.replace(node, devices=changed))
 
     def _nic_fact(self, fact: NicFact, _by: str, _at_ms: int) -> None:
         node = self.nodes[fact.node]
-        changed = tuple([nics.advance(each, fact) if each.spec.name == fact.nic else each for each in node.nics])
+        changed = tuple(
+            [nics.advance(each, fact) if each.spec.name == fact.nic else each for each in node.nics]
+        )
         self._swap_node(msgspec.structs.replace(node, nics=changed))
 
     def _swap_node(self, node: Node) -> None:

@@ -493,7 +493,11 @@ AttemptFact: TypeAlias = (
 )
 RunFact: TypeAlias = RunStarted | RunEnded | NodeLost
 CheckpointFact: TypeAlias = (
-    CheckpointSaved | CheckpointFailed | CheckpointReleased | CheckpointRemoved | CheckpointCondemned
+    CheckpointSaved
+    | CheckpointFailed
+    | CheckpointReleased
+    | CheckpointRemoved
+    | CheckpointCondemned
 )
 NodeFact: TypeAlias = (
     NodeJoined

@@ -83,7 +83,9 @@ _AFTER: Final[Mapping[JobNext, JobState]] = {
     JobNext.CANCELLED: JobState.CANCELLED,
 }
 # Ends that were asked for say nothing against the program or its nodes: they use up no retries.
-_BLAMELESS: Final = frozenset({Cause.CANCELLED, Cause.HELD, Cause.REQUEUED, Cause.DRAINED, Cause.PREEMPTED})
+_BLAMELESS: Final = frozenset(
+    {Cause.CANCELLED, Cause.HELD, Cause.REQUEUED, Cause.DRAINED, Cause.PREEMPTED}
+)
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -132,7 +134,12 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
         case GangPlaced(attempt=attempt):
             _expect(job, fact, attempt == job.attempt + 1)
             return replace(
-                job, state=JobState.STARTING, attempt=attempt, changed_at_ms=at_ms, reason=None, reason_at_ms=at_ms
+                job,
+                state=JobState.STARTING,
+                attempt=attempt,
+                changed_at_ms=at_ms,
+                reason=None,
+                reason_at_ms=at_ms,
             )
         case AttemptStarted(attempt=attempt):
             _expect(job, fact, attempt == job.attempt)
@@ -143,7 +150,9 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
         case AttemptStopping(attempt=attempt):
             _expect(job, fact, attempt == job.attempt)
             reason = Reason(f"stopping_{fact.cause.value}", fact.message)
-            return replace(job, state=JobState.STOPPING, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms)
+            return replace(
+                job, state=JobState.STOPPING, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms
+            )
         case CheckpointSaved(attempt=attempt, step=step):
             _expect(job, fact, attempt == job.attempt and step > job.durable_step)
             return replace(job, durable_step=step, stalled=0)
@@ -151,7 +160,9 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
             since = job.reason_at_ms if job.reason and job.reason.code == reason.code else at_ms
             return replace(job, reason=reason, reason_at_ms=since)
         case JobHeld(reason=reason):
-            return replace(job, state=JobState.HELD, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms)
+            return replace(
+                job, state=JobState.HELD, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms
+            )
         case JobReleased():
             return _queued(job, at_ms, not_before_ms=0)
         case JobRequeued(not_before_ms=not_before_ms):
@@ -159,7 +170,12 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
         case JobCancelled(message=message):
             reason = Reason("cancelled", message)
             return replace(
-                job, state=JobState.CANCELLED, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms, outcome=""
+                job,
+                state=JobState.CANCELLED,
+                changed_at_ms=at_ms,
+                reason=reason,
+                reason_at_ms=at_ms,
+                outcome="",
             )
 
 
@@ -198,7 +214,9 @@ def _queued(job: Job, at_ms: int, *, not_before_ms: int) -> Job:
 def _expect(job: Job, fact: JobFact, holds: bool) -> None:  # noqa: FBT001 - the condition itself
     if not holds:
         raise IllegalTransition(
-            f"job {job.id} (attempt {job.attempt}, durable step {job.durable_step})", job.state, fact
+            f"job {job.id} (attempt {job.attempt}, durable step {job.durable_step})",
+            job.state,
+            fact,
         )
 
 

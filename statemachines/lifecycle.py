@@ -17,7 +17,9 @@ class IllegalTransition(AssertionError):  # noqa: N818 - named for what happened
     """A fact that the lifecycle does not allow in this state."""
 
     def __init__(self, entity: str, state: str, fact: object) -> None:
-        super().__init__(f"{entity} is {state}: {type(fact).__name__} is not legal there ({fact!r})")
+        super().__init__(
+            f"{entity} is {state}: {type(fact).__name__} is not legal there ({fact!r})"
+        )
         self.entity = entity
         self.state = state
         self.fact = fact

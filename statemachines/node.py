@@ -110,13 +110,21 @@ def advance(node: Node, fact: NodeFact, at_ms: int) -> Node:
             return replace(node, state=_liveness(node, fact), changed_at_ms=at_ms)
         case NodeLost(incarnation=incarnation, message=message):
             if incarnation != node.incarnation:
-                raise IllegalTransition(f"node {node.id} (incarnation {node.incarnation})", node.state, fact)
+                raise IllegalTransition(
+                    f"node {node.id} (incarnation {node.incarnation})", node.state, fact
+                )
             return replace(node, state=_liveness(node, fact), changed_at_ms=at_ms, message=message)
         case NodeCordoned(message=message):
             return replace(node, service=_service(node, fact), changed_at_ms=at_ms, message=message)
         case NodeUncordoned() | NodeDrained():
             message = node.message if isinstance(fact, NodeDrained) else ""
-            return replace(node, service=_service(node, fact), changed_at_ms=at_ms, drain_deadline_ms=0, message=message)
+            return replace(
+                node,
+                service=_service(node, fact),
+                changed_at_ms=at_ms,
+                drain_deadline_ms=0,
+                message=message,
+            )
         case NodeDrainStarted(deadline_ms=deadline_ms, message=message):
             return replace(
                 node,
@@ -131,7 +139,9 @@ def _joined_again(node: Node, fact: NodeJoined, at_ms: int) -> Node:
     """A lost node comes back only as a higher incarnation; another may refresh its inventory."""
     lowest = node.incarnation + 1 if node.state is NodeState.LOST else node.incarnation
     if fact.incarnation < lowest:
-        raise IllegalTransition(f"node {node.id} (incarnation {node.incarnation})", node.state, fact)
+        raise IllegalTransition(
+            f"node {node.id} (incarnation {node.incarnation})", node.state, fact
+        )
     return replace(
         node,
         incarnation=fact.incarnation,
@@ -150,7 +160,9 @@ def _devices(inventory: Inventory, before: tuple[Device, ...]) -> tuple[Device, 
     known = {(device.spec.index, device.spec.uuid): device for device in before}
     return tuple(
         [
-            replace(known[(spec.index, spec.uuid)], spec=spec) if (spec.index, spec.uuid) in known else Device(spec)
+            replace(known[(spec.index, spec.uuid)], spec=spec)
+            if (spec.index, spec.uuid) in known
+            else Device(spec)
             for spec in sorted(inventory.devices, key=lambda spec: spec.index)
         ]
     )

@@ -28,7 +28,9 @@ class NodeUsage:
         """A run was placed here; asserts that what it was granted is free."""
         for grant in run.devices:
             holder = self.holders.setdefault(grant.index, run.id)
-            assert holder == run.id, f"device {grant.index} of {run.node} is held by {holder}, not free for {run.id}"
+            assert holder == run.id, (
+                f"device {grant.index} of {run.node} is held by {holder}, not free for {run.id}"
+            )
         self.cpu_milli += run.cpu_milli
         self.memory_mib += run.memory_mib
         self.runs[run.id] = None
