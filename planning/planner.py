@@ -1,0 +1,199 @@
+"""The plan: heads of the line placed in order while they fit, the others told why not.
+
+`Planner` keeps two indices of the fold (room, line) by what was touched; `plan` itself is pure over (state, now,
+policy): it changes neither the cluster nor, in effect, the indices. The full planner replaces parts behind this door.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from planning import reasons
+from planning.capacity import Capacity
+from planning.decisions import Decision, Place, Wait
+from planning.gang import place_gang
+from planning.line import JobClass, Key, Line
+from planning.restart import avoid, master_port, restart_point
+from statemachines.cluster import Cluster, Touched
+from statemachines.job import Job
+from statemachines.policy import Policy
+from statemachines.values import JobId, NodeId, Placement, Reason
+
+
+class Planner:
+    """Plans for one cluster. The caller hands over what was touched before each plan."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._capacity = Capacity()
+        self._line = Line()
+        self._policy: Policy = cluster.policy
+        self._borrowed: dict[NodeId, None] = {}
+        self._early: dict[JobId, None] = {}
+        self._more = False
+        self._starves_at: int | None = None
+        self._rebuild(now_ms=cluster.at_ms)
+
+    def refresh(self, touched: Touched) -> None:
+        """Bring the indices up to date; call with everything touched since the last plan."""
+        if self._policy != self._cluster.policy:
+            self._policy = self._cluster.policy
+            self._rebuild(now_ms=self._cluster.at_ms)
+            return
+        for node in touched.nodes:
+            self._capacity.refresh(self._cluster, node)
+        for job in touched.jobs:
+            self._refresh_job(job, self._cluster.at_ms)
+        for shut in self._line.classes.values() if touched.queues else ():
+            shut.blocked = None
+
+    def plan(self, now_ms: int, *, limit: int) -> list[Decision]:
+        """Up to `limit` decisions; `next_due_ms` is now when more are waiting to be said."""
+        self._give_back()
+        for job in self._line.due(now_ms):
+            self._refresh_job(job, now_ms)
+        decisions: list[Decision] = []
+        self._tell_early(decisions, now_ms, limit)
+        self._place(decisions, now_ms, limit)
+        self._more = len(decisions) >= limit
+        return decisions
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """The earliest time at which time alone can change the plan."""
+        if self._more:
+            return now_ms
+        due = [at for at in (self._line.next_due_ms(), self._starves_at) if at is not None]
+        return min(due) if due else None
+
+    # --- keeping the indices
+
+    def _rebuild(self, now_ms: int) -> None:
+        self._capacity, self._line = Capacity(), Line()
+        self._borrowed.clear()
+        for node in self._cluster.nodes:
+            self._capacity.refresh(self._cluster, node)
+        for job in self._cluster.jobs:
+            self._refresh_job(job, now_ms)
+
+    def _refresh_job(self, job_id: JobId, now_ms: int) -> None:
+        early = self._line.refresh(job_id, self._cluster.jobs.get(job_id), self._policy, now_ms)
+        if early is not None and (early.reason is None or early.reason.code != "backoff"):
+            self._early[job_id] = None
+
+    def _give_back(self) -> None:
+        for node in self._borrowed:
+            self._capacity.refresh(self._cluster, node)
+        self._borrowed.clear()
+
+    # --- one plan
+
+    def _tell_early(self, decisions: list[Decision], now_ms: int, limit: int) -> None:
+        while self._early and len(decisions) < limit:
+            job_id = next(iter(self._early))
+            del self._early[job_id]
+            job = self._cluster.jobs.get(job_id)
+            if job is not None and job.not_before_ms > now_ms:
+                decisions.append(Wait(job.id, reasons.backoff(job, now_ms)))
+
+    def _place(self, decisions: list[Decision], now_ms: int, limit: int) -> None:
+        """Heads in order; a class that fails is out until room grows, and its members are told."""
+        heads: list[tuple[Key, JobId, JobClass]] = []
+        for each in self._line.classes.values():
+            head = each.head()
+            if head is not None:
+                heads.append((*head, each))
+        heapify(heads)
+        given: dict[str, tuple[int, int]] = {}
+        placed: list[tuple[JobClass, tuple[Key, JobId]]] = []
+        starving: Job | None = None
+        self._starves_at = None
+        while heads and len(decisions) < limit:
+            _, job_id, line = heappop(heads)
+            job = self._cluster.jobs[job_id]
+            reason = self._ahead(job, starving) or self._try(job, line, given, decisions)
+            if reason is not None:
+                starving = starving or self._starves(job, reason, now_ms)
+                self._tell(line, reason, decisions, limit)
+                continue
+            placed.append((line, line.pop()))
+            head = line.head()
+            if head is not None:
+                heappush(heads, (*head, line))
+        for line, entry in placed:
+            line.push(*entry)
+
+    def _try(
+        self, job: Job, line: JobClass, given: dict[str, tuple[int, int]], decisions: list[Decision]
+    ) -> Reason | None:
+        over = reasons.over_limit(self._cluster, job, given)
+        if over is not None:
+            return over
+        if line.blocked is not None and not self._roomier(line):
+            return line.blocked
+        placements, placed = self._search(job)
+        if not placements:
+            line.blocked, line.version = (
+                reasons.no_room(self._cluster, job, placed),
+                self._capacity.version,
+            )
+            return line.blocked
+        line.blocked = None
+        for queue in self._cluster.queue_line(job.spec.queue):
+            devices, cpu_milli = given.get(queue.id, (0, 0))
+            given[queue.id] = (devices + job.spec.devices, cpu_milli + job.spec.cpu_milli)
+        resume = restart_point(self._cluster, job, placements)
+        port = master_port(self._cluster, job, placements[0].node)
+        decisions.append(Place(job.id, placements, resume, port, _why(placements)))
+        return None
+
+    def _search(self, job: Job) -> tuple[tuple[Placement, ...], int]:
+        """Placements, or none and how many members had a place; nodes to avoid are used when nothing else fits."""
+        avoided = avoid(self._cluster, job)
+        placements, placed = place_gang(self._capacity, job, avoid=avoided)
+        if not placements and avoided:
+            placements, placed = place_gang(self._capacity, job, avoid=frozenset())
+        for placement in placements:
+            self._borrowed[placement.node] = None
+        return placements, placed
+
+    def _roomier(self, line: JobClass) -> bool:
+        """Whether a node has grown since the class was blocked that would hold one of its members."""
+        if not self._capacity.remembers(line.version):
+            return True
+        grown = self._capacity.grown_since(line.version)
+        line.version = self._capacity.version
+        return any(
+            self._capacity.fits(node, role.resources) for node in grown for role in line.shape[1]
+        )
+
+    def _ahead(self, job: Job, starving: Job | None) -> Reason | None:
+        if starving is None or (starving.spec.devices and not job.spec.devices):
+            return None
+        return reasons.behind(starving)
+
+    def _starves(self, job: Job, reason: Reason, now_ms: int) -> Job | None:
+        """The job, when it lacks room that the cell has and has waited too long to be passed any more."""
+        if reason.code != "waiting_for_capacity" or self._policy.starvation_after_ms <= 0:
+            return None
+        at = job.queued_at_ms + self._policy.starvation_after_ms
+        if at <= now_ms:
+            return job
+        self._starves_at = min(at, self._starves_at or at)
+        return None
+
+    def _tell(self, line: JobClass, reason: Reason, decisions: list[Decision], limit: int) -> None:
+        line.tell(reason.code)
+        while line.untold and len(decisions) < limit:
+            job = self._cluster.jobs[next(iter(line.untold))]
+            del line.untold[job.id]
+            if job.reason is None or job.reason.code != reason.code:
+                decisions.append(Wait(job.id, reason))
+
+
+def _why(placements: tuple[Placement, ...]) -> Reason:
+    nodes = dict.fromkeys([placement.node for placement in placements])
+    shown = ", ".join(list(nodes)[:4]) + (", ..." if len(nodes) > 4 else "")
+    return Reason(
+        "tightest_fit",
+        f"{len(placements)} on {len(nodes)} node(s) that it leaves least room on: {shown}",
+    )

@@ -1,0 +1,69 @@
+"""Where an attempt starts from, which port its rank 0 listens on, and which nodes it had better avoid."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from statemachines.checkpoint import Checkpoint, CheckpointState
+from statemachines.cluster import Cluster
+from statemachines.job import Job
+from statemachines.run import RunState
+from statemachines.values import Cause, Evidence, NodeId, Placement, Reach, ResumePoint
+
+_FROM_ANYWHERE: Final = frozenset({Reach.CELL, Reach.EVERYWHERE})
+# Ends that may lie with the node: try others first.
+_SUSPECT: Final = frozenset(
+    {Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT, Cause.START_FAILED}
+)
+# Megatron: the same checkpoint on other hardware; hardware suspect after a failed validation.
+_OTHER_NODES: Final = frozenset({16, 17})
+
+
+def restart_point(cluster: Cluster, job: Job, placements: tuple[Placement, ...]) -> ResumePoint:
+    """The newest durable checkpoint that these placements can load; the beginning when there is none."""
+    for checkpoint in reversed(cluster.checkpoints.get(job.id, ())):
+        if checkpoint.state is CheckpointState.DURABLE and _reachable(checkpoint, placements):
+            return ResumePoint(
+                checkpoint.step, checkpoint.uri, checkpoint.manifest, checkpoint.attempt
+            )
+    return ResumePoint()
+
+
+def _reachable(checkpoint: Checkpoint, placements: tuple[Placement, ...]) -> bool:
+    if checkpoint.reach in _FROM_ANYWHERE:
+        return True
+    return len(placements) == 1 and placements[0].node == checkpoint.node != ""
+
+
+def master_port(cluster: Cluster, job: Job, node: NodeId) -> int:
+    """A port of the policy's range that no other live gang led from this node uses; moves on with each attempt."""
+    used = set()
+    for run_id in cluster.usage[node].runs:
+        run = cluster.runs[run_id]
+        attempt = cluster.find_attempt(run.job, run.attempt) if run.rank == 0 else None
+        if attempt is not None:
+            used.add(attempt.master_port)
+    policy = cluster.policy
+    at = job.number * 7 + job.attempt
+    for step in range(policy.port_count):
+        port = policy.port_first + (at + step) % policy.port_count
+        if port not in used:
+            return port
+    return policy.port_first + at % policy.port_count
+
+
+def avoid(cluster: Cluster, job: Job) -> frozenset[NodeId]:
+    """Nodes where the last attempt failed in a way that may be theirs. Membership is asked, order never."""
+    last = cluster.attempt(job.id)
+    if last is None:
+        return frozenset()
+    nodes: list[NodeId] = []
+    for run_id in last.runs:
+        run = cluster.runs[run_id]
+        never = run.evidence is Evidence.NEVER_STARTED
+        blamed = last.cause in _SUSPECT and (
+            run.state is RunState.LOST or run.exit_code != 0 or never
+        )
+        if blamed or run.exit_code in _OTHER_NODES:
+            nodes.append(run.node)
+    return frozenset(nodes)
