@@ -461,7 +461,9 @@ class Launch(_message.Message):
     checkpoint_root: _builtins.str
     """Where checkpoints go: each attempt writes below "<checkpoint_root>/<job>/a<attempt>". Empty: chosen by the agent."""
     @_builtins.property
-    def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Empty only with a script."""
+
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property

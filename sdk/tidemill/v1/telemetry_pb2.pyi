@@ -166,6 +166,26 @@ class Progress(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
@@ -174,6 +194,7 @@ class Progress(_message.Message):
     STEP_US_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     attempt: _builtins.int
     rank: _builtins.int
@@ -186,6 +207,10 @@ class Progress(_message.Message):
     """"setup", "train", "eval", "save", "load"."""
     token: _builtins.str
     """Binds the record to (job, attempt) when it does not come through a gateway."""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of the newest step, as the trainer named them: loss, learning rate."""
+
     def __init__(
         self,
         *,
@@ -197,10 +222,11 @@ class Progress(_message.Message):
         step_us: _builtins.int = ...,
         phase: _builtins.str = ...,
         token: _builtins.str = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "attempt", b"attempt", "job", b"job", "phase", b"phase", "rank", b"rank", "step", b"step", "step_us", b"step_us", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "attempt", b"attempt", "job", b"job", "metrics", b"metrics", "phase", b"phase", "rank", b"rank", "step", b"step", "step_us", b"step_us", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -167,6 +167,26 @@ Global___CheckpointView: _TypeAlias = CheckpointView  # noqa: Y015
 class JobView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
@@ -185,6 +205,7 @@ class JobView(_message.Message):
     STEP_US_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     REASON_SINCE_MS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     number: _builtins.int
     by: _builtins.str
@@ -210,6 +231,10 @@ class JobView(_message.Message):
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptView]: ...
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointView]: ...
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of the latest progress seen by this gateway; telemetry."""
+
     def __init__(
         self,
         *,
@@ -231,10 +256,11 @@ class JobView(_message.Message):
         step_us: _builtins.int = ...,
         offset: _builtins.int = ...,
         reason_since_ms: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_at_ms", b"admitted_at_ms", "attempt", b"attempt", "attempts", b"attempts", "by", b"by", "changed_at_ms", b"changed_at_ms", "checkpoints", b"checkpoints", "durable_step", b"durable_step", "finished_at_ms", b"finished_at_ms", "job", b"job", "number", b"number", "offset", b"offset", "reason", b"reason", "reason_since_ms", b"reason_since_ms", "seen_at_ms", b"seen_at_ms", "seen_step", b"seen_step", "spec", b"spec", "state", b"state", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_at_ms", b"admitted_at_ms", "attempt", b"attempt", "attempts", b"attempts", "by", b"by", "changed_at_ms", b"changed_at_ms", "checkpoints", b"checkpoints", "durable_step", b"durable_step", "finished_at_ms", b"finished_at_ms", "job", b"job", "metrics", b"metrics", "number", b"number", "offset", b"offset", "reason", b"reason", "reason_since_ms", b"reason_since_ms", "seen_at_ms", b"seen_at_ms", "seen_step", b"seen_step", "spec", b"spec", "state", b"state", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
