@@ -7,10 +7,12 @@ bug and stops the reader. No effects come out: what is owed to nodes, users and 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from statemachines import attempt as attempts
 from statemachines import checkpoint as checkpoints
@@ -82,17 +84,17 @@ from statemachines.node import Node
 from statemachines.policy import DEFAULT_POLICY, Policy
 from statemachines.queue import Queue
 from statemachines.run import Run, RunState
-from statemachines.usage import NodeUsage, QueueUsage
+from statemachines.usage import SHARE, NodeUsage, QueueUsage
 from statemachines.values import JobId, NodeId, QueueId, RunId
 
 # Raised when the meaning of any fact changes; a snapshot of another version is not used.
 FOLD_VERSION: Final = 1
-# A repeated request id gets its first answer for this long, by log time.
+# A repeated request id gets its first answer for this long, by log time, unless so many came since.
 ANSWER_WINDOW_MS: Final = 24 * 3_600_000
+ANSWERS_KEPT: Final = 1_000_000
 # Attempts of a live job whose runs are kept for people to look at; older ones are in the log.
 ATTEMPTS_KEPT: Final = 10
 
-K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -122,20 +124,21 @@ class Touched:
 class Cluster:
     """State of one cell. Read freely; only `fold` and, on the leader, `apply` change it.
 
-    Primary state: everything up to `answers`. `usage`, `queue_usage` and `job_numbers` are derived from it and
-    rebuilt, not stored, when a snapshot is loaded.
+    Primary state: everything up to `answers`; it depends on the accepted entries alone, not on where the log keeps
+    them (`offset`) or on what else is there (`voided`). What follows `answers` is derived from it and rebuilt, not
+    stored, when a snapshot is loaded.
     """
 
     def __init__(self, cell: str, *, track: bool = False) -> None:
         self.cell = cell
         self.offset = -1
+        self.voided = 0
         self.head = GENESIS
         self.term = 0
         self.leader = ""
         self.at_ms = 0
         self.term_opened_at_ms = 0
         self.next_number = 1
-        self.voided = 0
         self.parked = 0
         self.facts = 0
         self.incident: BreakerOpened | None = None
@@ -147,10 +150,12 @@ class Cluster:
         self.runs: dict[RunId, Run] = {}
         self.checkpoints: dict[JobId, tuple[Checkpoint, ...]] = {}
         self.nodes: dict[NodeId, Node] = {}
-        self.answers: dict[str, Answer] = {}
+        # Ordered: its oldest is taken off all the time, which a plain dict makes slower and slower.
+        self.answers: OrderedDict[str, Answer] = OrderedDict()
         self.usage: dict[NodeId, NodeUsage] = {}
         self.queue_usage: dict[QueueId, QueueUsage] = {}
         self.job_numbers: dict[int, JobId] = {}
+        self._lines: dict[QueueId, tuple[QueueUsage, ...]] = {}
         self._touched = Touched() if track else None
 
     # --- the chain
@@ -194,6 +199,21 @@ class Cluster:
         self.head, self.term, self.at_ms = entry.digest, entry.term, entry.at_ms
         self._forget_answers(entry.at_ms - ANSWER_WINDOW_MS)
 
+    def settle(self, entry: Entry) -> None:
+        """The sealed entry was read back, at `entry.offset`: what names that offset is known only now."""
+        self.offset = entry.offset
+        for recorded in entry.facts:
+            if isinstance(recorded.fact, JobAdmitted):
+                for name in _names(recorded.fact):
+                    job = self.jobs.get(name)
+                    if job is not None:  # Else it has ended and been retired meanwhile.
+                        self.jobs[name] = msgspec.structs.replace(job, offset=entry.offset)
+
+    def skip(self, offset: int) -> None:
+        """A record that does not extend the chain lies at `offset`: the leader's side of a fold that answers False."""
+        self.voided += 1
+        self.offset = offset
+
     def take_touched(self) -> Touched:
         """What changed since the last call; only with track=True."""
         assert self._touched is not None, "Cluster(track=True) is needed to take what was touched"
@@ -225,9 +245,7 @@ class Cluster:
         name: str = queue
         while name:
             found = self.queues.get(QueueId(name))
-            assert found is not None and len(line) < 64, (
-                f"queue {queue}: its line is broken at {name!r}"
-            )
+            assert found is not None, f"queue {queue}: its line is broken at {name!r}"
             line.append(found)
             name = found.parent
         return line
@@ -266,16 +284,17 @@ class Cluster:
         self._answer(fact.request, answer)
 
     def _answer(self, request: str, answer: Answer) -> None:
-        self.answers.pop(request, None)  # A later answer goes to the end: the oldest stay first.
+        if request in self.answers:
+            self.answers.move_to_end(request)  # The oldest stay first.
         self.answers[request] = answer
 
     def _forget_answers(self, before_ms: int) -> None:
         answers = self.answers
         while answers:
-            oldest = next(iter(answers))
-            if answers[oldest].at_ms >= before_ms:
+            oldest = answers[next(iter(answers))]
+            if oldest.at_ms >= before_ms and len(answers) <= ANSWERS_KEPT:
                 return
-            del answers[oldest]
+            answers.popitem(last=False)
 
     # --- queues
 
@@ -288,13 +307,22 @@ class Cluster:
             f"queue {fact.queue}: no parent {fact.parent}"
         )
         self.queues[fact.queue] = queues.apply(fact)
-        self.queue_usage.setdefault(fact.queue, QueueUsage())
+        if before is None:
+            self._open_queue(fact.queue)
         if self._touched:
             self._touched.queues[fact.queue] = None
 
+    def _open_queue(self, name: QueueId) -> None:
+        """A queue counts in its own usage and in that of those above it, which never change."""
+        usage, parent = QueueUsage(), self.queues[name].parent
+        self.queue_usage[name] = usage
+        self._lines[name] = (usage, *self._lines[QueueId(parent)]) if parent else (usage,)
+
     def _queue_removed(self, fact: QueueRemoved, _by: str, _at_ms: int) -> None:
         assert self.queue_usage[fact.queue].jobs == 0, f"queue {fact.queue} still has jobs"
-        del self.queues[fact.queue], self.queue_usage[fact.queue]
+        below = [each.id for each in self.queues.values() if each.parent == fact.queue]
+        assert not below, f"queue {fact.queue} still has queues below it: {below}"
+        del self.queues[fact.queue], self.queue_usage[fact.queue], self._lines[fact.queue]
         if self._touched:
             self._touched.queues[fact.queue] = None
 
@@ -304,12 +332,10 @@ class Cluster:
         assert fact.number == self.next_number, (
             f"job {fact.job}: number {fact.number}, not {self.next_number}"
         )
-        names = [JobId(f"{fact.job}_{i}") for i in range(fact.count)] if fact.count else [fact.job]
+        names = _names(fact)
         for i, name in enumerate(names):
             assert name not in self.jobs, f"job {name} exists already"
-            job = jobs.admit(
-                fact, job=name, number=fact.number + i, by=by, at_ms=at_ms, offset=self.offset
-            )
+            job = jobs.admit(fact, job=name, number=fact.number + i, by=by, at_ms=at_ms)
             self.jobs[name] = job
             self.job_numbers[job.number] = name
             self._count_job(job, 1)
@@ -336,15 +362,19 @@ class Cluster:
     def _swap_job(self, job: Job) -> None:
         before = self.jobs[job.id]
         self.jobs[job.id] = job
-        if before.state is not job.state:
-            for queue in self.queue_line(job.spec.queue):
-                self.queue_usage[queue.id].move(before.state, job.state)
+        was, now = SHARE[before.state], SHARE[job.state]
+        if was is not now:
+            for usage in self._lines[job.spec.queue]:
+                usage.count(was, -1)
+                usage.count(now, 1)
         if self._touched:
             self._touched.jobs[job.id] = None
 
     def _count_job(self, job: Job, by: int) -> None:
-        for queue in self.queue_line(job.spec.queue):
-            self.queue_usage[queue.id].count(job.state, by)
+        share = SHARE[job.state]
+        for usage in self._lines[job.spec.queue]:
+            usage.jobs += by
+            usage.count(share, by)
 
     # --- attempts
 
@@ -403,16 +433,18 @@ class Cluster:
 
     def _swap_attempt(self, attempt: Attempt) -> None:
         tried = self.attempts[attempt.job]
-        if tried[-1].number == attempt.number:
-            self.attempts[attempt.job] = (*tried[:-1], attempt)
+        if len(tried) == 1:
+            self.attempts[attempt.job] = (attempt,)
             return
         self.attempts[attempt.job] = tuple(
             [attempt if other.number == attempt.number else other for other in tried]
         )
 
     def _charge_queues(self, job: Job, sign: int) -> None:
-        for queue in self.queue_line(job.spec.queue):
-            self.queue_usage[queue.id].charge(job.spec, sign)
+        devices, cpu_milli = sign * job.spec.devices, sign * job.spec.cpu_milli
+        for usage in self._lines[job.spec.queue]:
+            usage.devices += devices
+            usage.cpu_milli += cpu_milli
 
     def _forget_runs(self, attempt: Attempt) -> None:
         assert attempt.open == 0, f"attempt {attempt.number} of job {attempt.job} has open runs"
@@ -457,16 +489,20 @@ class Cluster:
 
     def _checkpoint_started(self, fact: CheckpointStarted, _by: str, at_ms: int) -> None:
         self._current(fact.job, fact.attempt)
-        self._keep_checkpoint(checkpoints.begin(fact, at_ms))
+        before = self.find_checkpoint(fact.job, fact.step)
+        self._keep_checkpoint(
+            checkpoints.begin(fact, at_ms)
+            if before is None
+            else checkpoints.advance(before, fact, at_ms)
+        )
 
     def _checkpoint_saved(self, fact: CheckpointSaved, _by: str, at_ms: int) -> None:
         self._current(fact.job, fact.attempt)
-        begun = self.find_checkpoint(fact.job, fact.step)
-        saving = begun is not None and begun.state is CheckpointState.SAVING
+        before = self.find_checkpoint(fact.job, fact.step)
         self._keep_checkpoint(
-            checkpoints.advance(begun, fact, at_ms)
-            if begun and saving
-            else checkpoints.saved(fact, at_ms)
+            checkpoints.saved(fact, started_at_ms=at_ms, at_ms=at_ms)
+            if before is None
+            else checkpoints.advance(before, fact, at_ms)
         )
         self._swap_job(jobs.advance(self.jobs[fact.job], fact, at_ms))
 
@@ -496,17 +532,8 @@ class Cluster:
         return None
 
     def _keep_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Sorted by step; those that failed or are gone make room once a newer one comes."""
-        gone = (CheckpointState.FAILED, CheckpointState.REMOVED)
-        kept = [
-            other
-            for other in self.checkpoints.get(checkpoint.job, ())
-            if other.step != checkpoint.step
-            and not (other.state in gone and other.step < checkpoint.step)
-        ]
-        kept.append(checkpoint)
-        kept.sort(key=lambda each: each.step)
-        self.checkpoints[checkpoint.job] = tuple(kept)
+        others = self.checkpoints.get(checkpoint.job, ())
+        self.checkpoints[checkpoint.job] = checkpoints.keep(others, checkpoint)
         if self._touched:
             self._touched.jobs[checkpoint.job] = None
 
@@ -534,8 +561,7 @@ class Cluster:
         for (job, number), lost in newly.items():
             attempt = self.find_attempt(job, number)
             assert attempt is not None, f"attempt {number} of job {job} is gone"
-            if attempt.state is not attempts.AttemptState.ENDED:
-                self._swap_attempt(attempts.advance(attempt, fact, at_ms, lost=lost))
+            self._swap_attempt(attempts.advance(attempt, fact, at_ms, lost=lost))
             if self._touched:
                 self._touched.jobs[job] = None
 
@@ -547,25 +573,29 @@ class Cluster:
 
     def _device_fact(self, fact: DeviceFact, _by: str, _at_ms: int) -> None:
         node = self.nodes[fact.node]
-        changed = tuple(
-            [
-                devices.advance(each, fact) if each.spec.index == fact.index else each
-                for each in node.devices
-            ]
-        )
-        self._swap_node(msgspec.structs.replace(node, devices=changed))
+        at = [device.spec.index for device in node.devices].index(fact.index)
+        changed = devices.advance(node.devices[at], fact)
+        self._swap_node(replace(node, devices=_put(node.devices, at, changed)))
 
     def _nic_fact(self, fact: NicFact, _by: str, _at_ms: int) -> None:
         node = self.nodes[fact.node]
-        changed = tuple(
-            [nics.advance(each, fact) if each.spec.name == fact.nic else each for each in node.nics]
-        )
-        self._swap_node(msgspec.structs.replace(node, nics=changed))
+        at = [nic.spec.name for nic in node.nics].index(fact.nic)
+        changed = nics.advance(node.nics[at], fact)
+        self._swap_node(replace(node, nics=_put(node.nics, at, changed)))
 
     def _swap_node(self, node: Node) -> None:
         self.nodes[node.id] = node
         if self._touched:
             self._touched.nodes[node.id] = None
+
+
+def _put(values: tuple[V, ...], at: int, value: V) -> tuple[V, ...]:
+    return (*values[:at], value, *values[at + 1 :])
+
+
+def _names(fact: JobAdmitted) -> list[JobId]:
+    """The jobs that an admission makes, in order."""
+    return [JobId(f"{fact.job}_{i}") for i in range(fact.count)] if fact.count else [fact.job]
 
 
 _HANDLERS: Final[dict[type, Callable[[Cluster, Any, str, int], None]]] = {

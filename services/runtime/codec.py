@@ -53,12 +53,30 @@ class UnknownFactError(Exception):
 
 def encode_body(consumed: Sequence[Position], facts: Sequence[Recorded]) -> bytes:
     """The body of an entry; equal arguments give equal bytes within one version of the protobuf library."""
-    encoders = _FACT_ENCODERS
-    body = log_pb2.Body(
-        consumed=[_ENCODERS[Position](position) for position in consumed],
-        facts=[encoders[type(recorded.fact)](recorded) for recorded in facts],
-    )
-    return body.SerializeToString(deterministic=True)
+    return join_body(consumed, [encode_fact(recorded) for recorded in facts])
+
+
+def encode_fact(recorded: Recorded) -> bytes:
+    """One fact as it lies in a body, by whose length a writer knows how large its entry grows."""
+    fields = _FACT_ENCODERS[type(recorded.fact)](recorded)
+    fact = facts_pb2.Fact(**fields).SerializeToString(deterministic=True)
+    return b"\x12" + _varint(len(fact)) + fact  # Field 2 of Body, with its length.
+
+
+def join_body(consumed: Sequence[Position], facts: Sequence[bytes]) -> bytes:
+    """The body of facts that `encode_fact` made; the same bytes as `encode_body`."""
+    position = _ENCODERS[Position]
+    head = log_pb2.Body(consumed=[position(each) for each in consumed])
+    return b"".join([head.SerializeToString(deterministic=True), *facts])
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def encode_entry(*, cell: str, term: int, prev: bytes, at_ms: int, body: bytes) -> bytes:
