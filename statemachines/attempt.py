@@ -7,7 +7,7 @@ and chosen by the leader.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum, unique
+from enum import unique
 from typing import Final
 
 import msgspec
@@ -28,12 +28,12 @@ from statemachines.facts import (
     SaveAsked,
     TrainingFinished,
 )
-from statemachines.lifecycle import IllegalTransition, next_state
+from statemachines.lifecycle import IllegalTransition, Word, next_state
 from statemachines.values import Cause, JobId, JobNext, Outcome, Reason, ResumePoint, RunId
 
 
 @unique
-class AttemptState(StrEnum):
+class AttemptState(Word):
     """Where an attempt is."""
 
     STARTING = "starting"
@@ -42,7 +42,7 @@ class AttemptState(StrEnum):
     ENDED = "ended"
 
 
-_S = AttemptState
+_S: Final = AttemptState
 LIFECYCLE: Final[Mapping[tuple[AttemptState, type], AttemptState]] = {
     (_S.STARTING, RunStarted): _S.STARTING,
     (_S.STARTING, RunEnded): _S.STARTING,
@@ -126,7 +126,7 @@ def advance(
     With NodeLost, `lost` says how many of its open runs became lost; with RunEnded, `was_lost` says whether that run
     was lost before.
     """
-    state = next_state(LIFECYCLE, attempt.state, fact, _name(attempt))
+    state = next_state(LIFECYCLE, attempt.state, fact, "an attempt of job", attempt.job)
     match fact:
         case RunStarted():
             return replace(attempt, started=attempt.started + 1)
@@ -135,37 +135,16 @@ def advance(
         case AttemptStarted():
             _expect(attempt, fact, attempt.started == len(attempt.runs))
             return replace(attempt, state=state, started_at_ms=at_ms)
-        case AttemptEnded(outcome=outcome, cause=cause, message=message):
+        case AttemptEnded():
             _expect(attempt, fact, attempt.open == attempt.lost)
-            return replace(
-                attempt,
-                state=state,
-                ended_at_ms=at_ms,
-                outcome=outcome,
-                cause=cause,
-                message=message,
-            )
-        case AttemptStopping(cause=cause, message=message, next=then, deadline_ms=deadline_ms):
-            return replace(
-                attempt,
-                state=state,
-                stop_cause=cause,
-                stop_message=message,
-                stop_next=then,
-                stop_deadline_ms=deadline_ms,
-            )
+            return _ended(attempt, fact, at_ms)
+        case AttemptStopping():
+            return _stopping(attempt, fact)
         case NodeLost():
             return replace(attempt, lost=attempt.lost + lost)
-        case SaveAsked(ask=ask, deadline_ms=deadline_ms, cause=cause, next=then):
-            _expect(attempt, fact, ask == attempt.ask + 1)
-            return replace(
-                attempt,
-                ask=ask,
-                ask_step=0,
-                ask_deadline_ms=deadline_ms,
-                ask_cause=cause,
-                ask_next=then,
-            )
+        case SaveAsked():
+            _expect(attempt, fact, fact.ask == attempt.ask + 1)
+            return _asked(attempt, fact)
         case SaveAcknowledged(ask=ask, at_step=at_step):
             _expect(attempt, fact, ask == attempt.ask and attempt.ask_step == 0)
             return replace(attempt, ask_step=at_step)
@@ -175,14 +154,44 @@ def advance(
             return replace(attempt, resumed_step=step)
 
 
-def _name(attempt: Attempt) -> str:
-    return f"attempt {attempt.number} of job {attempt.job}"
+def _ended(attempt: Attempt, fact: AttemptEnded, at_ms: int) -> Attempt:
+    return replace(
+        attempt,
+        state=_S.ENDED,
+        ended_at_ms=at_ms,
+        outcome=fact.outcome,
+        cause=fact.cause,
+        message=fact.message,
+    )
+
+
+def _stopping(attempt: Attempt, fact: AttemptStopping) -> Attempt:
+    return replace(
+        attempt,
+        state=_S.STOPPING,
+        stop_cause=fact.cause,
+        stop_message=fact.message,
+        stop_next=fact.next,
+        stop_deadline_ms=fact.deadline_ms,
+    )
+
+
+def _asked(attempt: Attempt, fact: SaveAsked) -> Attempt:
+    return replace(
+        attempt,
+        ask=fact.ask,
+        ask_step=0,
+        ask_deadline_ms=fact.deadline_ms,
+        ask_cause=fact.cause,
+        ask_next=fact.next,
+    )
 
 
 def _expect(attempt: Attempt, fact: AttemptFact, holds: bool) -> None:  # noqa: FBT001 - the condition itself
     if not holds:
         raise IllegalTransition(
-            f"{_name(attempt)} ({attempt.started} started, {attempt.open} open, {attempt.lost} lost)",
+            f"attempt {attempt.number} of job {attempt.job} "
+            f"({attempt.started} started, {attempt.open} open, {attempt.lost} lost)",
             attempt.state,
             fact,
         )

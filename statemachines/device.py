@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum, unique
+from enum import unique
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from statemachines.facts import DeviceDegraded, DeviceFact, DeviceFaulted, DeviceRecovered
-from statemachines.lifecycle import next_state
+from statemachines.lifecycle import Word, next_state
 from statemachines.values import DeviceSpec, Reason
 
 
 @unique
-class DeviceState(StrEnum):
+class DeviceState(Word):
     """How a device does."""
 
     HEALTHY = "healthy"
@@ -44,7 +44,7 @@ class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def advance(device: Device, fact: DeviceFact) -> Device:
     """Apply one recorded fact; raises IllegalTransition."""
-    state = next_state(LIFECYCLE, device.state, fact, f"device {fact.index} of {fact.node}")
+    state = next_state(LIFECYCLE, device.state, fact, "a device of", fact.node)
     match fact:
         case DeviceDegraded(reason=reason) | DeviceFaulted(reason=reason):
             return replace(device, state=state, reason=reason)

@@ -493,7 +493,8 @@ AttemptFact: TypeAlias = (
 )
 RunFact: TypeAlias = RunStarted | RunEnded | NodeLost
 CheckpointFact: TypeAlias = (
-    CheckpointSaved
+    CheckpointStarted
+    | CheckpointSaved
     | CheckpointFailed
     | CheckpointReleased
     | CheckpointRemoved
@@ -530,7 +531,6 @@ Fact: TypeAlias = (
     | JobRetired
     | AttemptFact
     | RunFact
-    | CheckpointStarted
     | CheckpointFact
     | NodeFact
     | NodeRemoved

@@ -6,7 +6,7 @@ AttemptEnded carries what becomes of the job (`next`), so an ended attempt and i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum, unique
+from enum import unique
 from typing import Final
 
 import msgspec
@@ -26,12 +26,12 @@ from statemachines.facts import (
     JobRequeued,
     JobWaiting,
 )
-from statemachines.lifecycle import IllegalTransition
+from statemachines.lifecycle import IllegalTransition, Word
 from statemachines.values import Cause, JobId, JobNext, JobSpec, Outcome, Reason
 
 
 @unique
-class JobState(StrEnum):
+class JobState(Word):
     """Where a job is. The last three are ends."""
 
     QUEUED = "queued"
@@ -47,6 +47,7 @@ class JobState(StrEnum):
 LIVE: Final = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 ENDED: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
+# AttemptEnded says which of these.
 _AFTER_ATTEMPT: Final = frozenset(
     {JobState.QUEUED, JobState.HELD, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 )
@@ -86,14 +87,18 @@ _AFTER: Final[Mapping[JobNext, JobState]] = {
 _BLAMELESS: Final = frozenset(
     {Cause.CANCELLED, Cause.HELD, Cause.REQUEUED, Cause.DRAINED, Cause.PREEMPTED}
 )
+# Reading a member off its enum is slow enough to see in the fold.
+_STARTING: Final = JobState.STARTING
+_RUNNING: Final = JobState.RUNNING
+_QUEUED_NEXT: Final = JobNext.QUEUED
+_SUCCEEDED: Final = Outcome.SUCCEEDED
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was asked, and where it is.
 
     `attempt` is the current or last attempt, 0 before the first. `failed` counts attempts that ended badly, `stalled`
-    those in a row that made no new durable checkpoint. `queued_at_ms` is when it last began to wait; `offset` is the
-    log offset of its admission.
+    those in a row that made no new durable checkpoint. `queued_at_ms` is when it last began to wait.
     """
 
     id: JobId
@@ -111,17 +116,16 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failed: int
     stalled: int
     durable_step: int
-    offset: int
     outcome: str
 
 
-def admit(fact: JobAdmitted, *, job: JobId, number: int, by: str, at_ms: int, offset: int) -> Job:
+def admit(fact: JobAdmitted, *, job: JobId, number: int, by: str, at_ms: int) -> Job:
     """The job as it begins: queued, or held when it asked for that."""
     held = fact.spec.held
     return Job(
         job, number, fact.spec, by, JobState.HELD if held else JobState.QUEUED, 0,
         at_ms, at_ms, at_ms, 0, Reason("submitted_held", "submitted held: release it to let it run") if held else None,
-        at_ms, 0, 0, -1, offset, "",
+        at_ms, 0, 0, -1, "",
     )  # fmt: skip
 
 
@@ -135,7 +139,7 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
             _expect(job, fact, attempt == job.attempt + 1)
             return replace(
                 job,
-                state=JobState.STARTING,
+                state=_STARTING,
                 attempt=attempt,
                 changed_at_ms=at_ms,
                 reason=None,
@@ -143,13 +147,13 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
             )
         case AttemptStarted(attempt=attempt):
             _expect(job, fact, attempt == job.attempt)
-            return replace(job, state=JobState.RUNNING, changed_at_ms=at_ms)
+            return replace(job, state=_RUNNING, changed_at_ms=at_ms)
         case AttemptEnded(attempt=attempt):
             _expect(job, fact, attempt == job.attempt)
             return _ended(job, fact, at_ms)
         case AttemptStopping(attempt=attempt):
             _expect(job, fact, attempt == job.attempt)
-            reason = Reason(f"stopping_{fact.cause.value}", fact.message)
+            reason = Reason(f"stopping_{fact.cause}", fact.message)
             return replace(
                 job, state=JobState.STOPPING, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms
             )
@@ -180,19 +184,19 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
 
 
 def _ended(job: Job, fact: AttemptEnded, at_ms: int) -> Job:
-    blamed = fact.outcome is not Outcome.SUCCEEDED and fact.cause not in _BLAMELESS
-    waits = fact.next is JobNext.QUEUED
+    blamed = fact.outcome is not _SUCCEEDED and fact.cause not in _BLAMELESS
+    waits = fact.next is _QUEUED_NEXT
     return replace(
         job,
         state=_AFTER[fact.next],
         changed_at_ms=at_ms,
         queued_at_ms=at_ms if waits else job.queued_at_ms,
         not_before_ms=fact.not_before_ms if waits else 0,
-        reason=Reason(fact.cause.value, fact.message),
+        reason=Reason(str(fact.cause), fact.message),
         reason_at_ms=at_ms,
         failed=job.failed + blamed,
         stalled=job.stalled + blamed,
-        outcome=fact.outcome.value,
+        outcome=str(fact.outcome),
     )
 
 

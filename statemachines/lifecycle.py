@@ -10,10 +10,20 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-State = TypeVar("State", bound=StrEnum)
+
+class Word(StrEnum):
+    """A word of a closed list: a state, a cause, an outcome.
+
+    It hashes as the string it is. The hash of an enum is a Python call, and tables are read for every fact.
+    """
+
+    __hash__ = str.__hash__
 
 
-class IllegalTransition(AssertionError):  # noqa: N818 - named for what happened
+StateT = TypeVar("StateT", bound=Word)
+
+
+class IllegalTransition(AssertionError):
     """A fact that the lifecycle does not allow in this state."""
 
     def __init__(self, entity: str, state: str, fact: object) -> None:
@@ -26,10 +36,13 @@ class IllegalTransition(AssertionError):  # noqa: N818 - named for what happened
 
 
 def next_state(
-    table: Mapping[tuple[State, type], State], state: State, fact: object, entity: str
-) -> State:
-    """The state after `fact`; raises IllegalTransition for a pair that is not in the table."""
+    table: Mapping[tuple[StateT, type], StateT], state: StateT, fact: object, kind: str, name: str
+) -> StateT:
+    """The state after `fact`; raises IllegalTransition for a pair that is not in the table.
+
+    `kind` and `name` say whose state it is; they are joined only when there is something to tell.
+    """
     after = table.get((state, type(fact)))
     if after is None:
-        raise IllegalTransition(entity, state, fact)
+        raise IllegalTransition(f"{kind} {name}", state, fact)
     return after

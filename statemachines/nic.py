@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum, unique
+from enum import unique
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from statemachines.facts import NicDegraded, NicFact, NicFaulted, NicRecovered
-from statemachines.lifecycle import next_state
+from statemachines.lifecycle import Word, next_state
 from statemachines.values import NicSpec, Reason
 
 
 @unique
-class NicState(StrEnum):
+class NicState(Word):
     """How an interface does."""
 
     HEALTHY = "healthy"
@@ -43,7 +43,7 @@ class Nic(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def advance(nic: Nic, fact: NicFact) -> Nic:
     """Apply one recorded fact; raises IllegalTransition."""
-    state = next_state(LIFECYCLE, nic.state, fact, f"nic {fact.nic} of {fact.node}")
+    state = next_state(LIFECYCLE, nic.state, fact, "a nic of", fact.node)
     match fact:
         case NicDegraded(reason=reason) | NicFaulted(reason=reason):
             return replace(nic, state=state, reason=reason)

@@ -6,7 +6,7 @@ Holds devices and nics, which have lifecycles of their own. Never holds what is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum, unique
+from enum import unique
 from typing import Final
 
 import msgspec
@@ -24,13 +24,13 @@ from statemachines.facts import (
     NodeSuspected,
     NodeUncordoned,
 )
-from statemachines.lifecycle import IllegalTransition, next_state
+from statemachines.lifecycle import IllegalTransition, Word, next_state
 from statemachines.nic import Nic
 from statemachines.values import Inventory, NodeId
 
 
 @unique
-class NodeState(StrEnum):
+class NodeState(Word):
     """Liveness."""
 
     READY = "ready"
@@ -39,7 +39,7 @@ class NodeState(StrEnum):
 
 
 @unique
-class ServiceState(StrEnum):
+class ServiceState(Word):
     """Whether an operator lets it be used."""
 
     IN_SERVICE = "in_service"
@@ -179,8 +179,8 @@ def _nics(inventory: Inventory, before: tuple[Nic, ...]) -> tuple[Nic, ...]:
 
 
 def _liveness(node: Node, fact: NodeFact) -> NodeState:
-    return next_state(LIVENESS, node.state, fact, f"node {node.id}")
+    return next_state(LIVENESS, node.state, fact, "node", node.id)
 
 
 def _service(node: Node, fact: NodeFact) -> ServiceState:
-    return next_state(SERVICE, node.service, fact, f"node {node.id}")
+    return next_state(SERVICE, node.service, fact, "node", node.id)

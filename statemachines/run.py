@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum, unique
+from enum import unique
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from statemachines.facts import GangPlaced, NodeLost, RunEnded, RunFact, RunStarted
-from statemachines.lifecycle import next_state
+from statemachines.lifecycle import Word, next_state
 from statemachines.values import Evidence, Grant, JobId, NodeId, Placement, RunId
 
 
 @unique
-class RunState(StrEnum):
+class RunState(Word):
     """Where a run is. Lost: its node is, so it may or may not still live."""
 
     PLACED = "placed"
@@ -68,7 +68,7 @@ def place(fact: GangPlaced, placement: Placement, at_ms: int) -> Run:
 
 def advance(run: Run, fact: RunFact, at_ms: int) -> Run:
     """Apply one recorded fact; raises IllegalTransition."""
-    state = next_state(LIFECYCLE, run.state, fact, run.id)
+    state = next_state(LIFECYCLE, run.state, fact, "run", run.id)
     match fact:
         case RunStarted():
             return replace(run, state=state, started_at_ms=at_ms)

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import unique
 from typing import Final
 
 from statemachines.job import JobState
+from statemachines.lifecycle import Word
 from statemachines.run import Run
-from statemachines.values import JobSpec, RunId
+from statemachines.values import RunId
 
-_WAITING: Final = JobState.QUEUED
-_HELD: Final = JobState.HELD
-_LIVE: Final = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+
+@unique
+class Share(Word):
+    """What a job counts as in its queue."""
+
+    WAITING = "waiting"
+    LIVE = "live"
+    HELD = "held"
+    ENDED = "ended"
+
+
+SHARE: Final[Mapping[JobState, Share]] = {
+    JobState.QUEUED: Share.WAITING,
+    JobState.HELD: Share.HELD,
+    JobState.STARTING: Share.LIVE,
+    JobState.RUNNING: Share.LIVE,
+    JobState.STOPPING: Share.LIVE,
+    JobState.SUCCEEDED: Share.ENDED,
+    JobState.FAILED: Share.ENDED,
+    JobState.CANCELLED: Share.ENDED,
+}
+_WAITING: Final = Share.WAITING
+_LIVE: Final = Share.LIVE
+_HELD: Final = Share.HELD
 
 
 class NodeUsage:
@@ -27,10 +51,11 @@ class NodeUsage:
     def take(self, run: Run) -> None:
         """A run was placed here; asserts that what it was granted is free."""
         for grant in run.devices:
-            holder = self.holders.setdefault(grant.index, run.id)
-            assert holder == run.id, (
+            holder = self.holders.get(grant.index)
+            assert holder is None, (
                 f"device {grant.index} of {run.node} is held by {holder}, not free for {run.id}"
             )
+            self.holders[grant.index] = run.id
         self.cpu_milli += run.cpu_milli
         self.memory_mib += run.memory_mib
         self.runs[run.id] = None
@@ -57,25 +82,11 @@ class QueueUsage:
         self.live = 0
         self.held = 0
 
-    def charge(self, spec: JobSpec, sign: int) -> None:
-        """An attempt of a job of this spec was placed (+1) or has ended (-1)."""
-        self.devices += sign * spec.devices
-        self.cpu_milli += sign * spec.cpu_milli
-
-    def count(self, state: JobState, sign: int) -> None:
-        """A job in `state` came (+1) or left (-1)."""
-        self.jobs += sign
-        self._at(state, sign)
-
-    def move(self, before: JobState, after: JobState) -> None:
-        """A job went from one state to another."""
-        self._at(before, -1)
-        self._at(after, 1)
-
-    def _at(self, state: JobState, sign: int) -> None:
-        if state is _WAITING:
-            self.waiting += sign
-        elif state is _HELD:
-            self.held += sign
-        elif state in _LIVE:
-            self.live += sign
+    def count(self, share: Share, by: int) -> None:
+        """A job of this share came (+1) or left (-1)."""
+        if share is _WAITING:
+            self.waiting += by
+        elif share is _LIVE:
+            self.live += by
+        elif share is _HELD:
+            self.held += by

@@ -6,10 +6,12 @@ never holds behaviour beyond arithmetic on one value.
 
 from __future__ import annotations
 
-from enum import StrEnum, unique
+from enum import unique
 from typing import NewType, dataclass_transform
 
 import msgspec
+
+from statemachines.lifecycle import Word
 
 JobId = NewType("JobId", str)
 RunId = NewType("RunId", str)
@@ -26,7 +28,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 @unique
-class Evidence(StrEnum):
+class Evidence(Word):
     """How a run's end is known. Silence is not among them. Order equals the wire's."""
 
     EXIT_STATUS = "exit_status"
@@ -39,7 +41,7 @@ class Evidence(StrEnum):
 
 
 @unique
-class Cause(StrEnum):
+class Cause(Word):
     """Why an attempt stops or ended. Order equals the wire's."""
 
     PROGRAM_EXITED = "program_exited"
@@ -59,7 +61,7 @@ class Cause(StrEnum):
 
 
 @unique
-class Outcome(StrEnum):
+class Outcome(Word):
     """How an attempt ended. Order equals the wire's."""
 
     SUCCEEDED = "succeeded"
@@ -69,7 +71,7 @@ class Outcome(StrEnum):
 
 
 @unique
-class JobNext(StrEnum):
+class JobNext(Word):
     """What becomes of a job when its attempt has ended. Order equals the wire's."""
 
     QUEUED = "queued"
@@ -80,7 +82,7 @@ class JobNext(StrEnum):
 
 
 @unique
-class Tier(StrEnum):
+class Tier(Word):
     """Where a checkpoint's bytes are. Order equals the wire's."""
 
     MEMORY = "memory"
@@ -90,7 +92,7 @@ class Tier(StrEnum):
 
 
 @unique
-class Reach(StrEnum):
+class Reach(Word):
     """What a checkpoint can be loaded from: its node, its domain, the cell, everywhere. Order equals the wire's."""
 
     NODE = "node"
@@ -152,12 +154,18 @@ class JobSpec(Value):
     @property
     def devices(self) -> int:
         """Whole devices of the gang."""
-        return sum(role.count * role.resources.devices for role in self.roles)
+        total = 0
+        for role in self.roles:
+            total += role.count * role.resources.devices
+        return total
 
     @property
     def cpu_milli(self) -> int:
         """Milli-CPU of the gang."""
-        return sum(role.count * role.resources.cpu_milli for role in self.roles)
+        total = 0
+        for role in self.roles:
+            total += role.count * role.resources.cpu_milli
+        return total
 
 
 class Grant(Value):
