@@ -1,0 +1,141 @@
+"""How a call is made: one channel, the token, a deadline on every call, and the one retry policy.
+
+Only calls that may be repeated are: reads, and changes that carry a request id made once.
+It must never know what a call means.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import grpc
+
+from tidemill.context import Context
+from tidemill.errors import TidemillError, from_rpc
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED})
+# A stream is opened anew now and then, so that an end that nobody noticed and an expired grant are noticed.
+STREAM_DEADLINE_S = 3600.0
+REOPENABLE = RETRYABLE | {grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Waits that double from `first_s` up to `cap_s`, each scaled by chance so that clients spread out."""
+
+    first_s: float = 0.1
+    cap_s: float = 2.0
+    tries: int = 0
+
+    def next_s(self) -> float:
+        """The next wait, in seconds."""
+        bound = min(self.cap_s, self.first_s * float(2 ** min(self.tries, 16)))
+        self.tries += 1
+        scale: float = random.uniform(0.5, 1.0)  # noqa: S311  # spreading load is no secret
+        return bound * scale
+
+
+def open_channel(context: Context) -> grpc.Channel:
+    """A channel to the gateway: plain text, or TLS for "tls://HOST:PORT" and wherever a CA is configured."""
+    address = context.gateway.removeprefix("tls://")
+    if address == context.gateway and not context.ca:
+        return grpc.insecure_channel(address, options=OPTIONS)
+    roots = None
+    if context.ca:
+        roots = Path(context.ca).expanduser().read_bytes()
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(roots), options=OPTIONS)
+
+
+class Streamed(Protocol[Answer_co]):
+    """A call that answers many times."""
+
+    def __iter__(self) -> Iterator[Answer_co]: ...
+    def cancel(self) -> bool: ...
+
+
+class Caller:
+    """Makes calls to one gateway. Safe to use from many threads."""
+
+    def __init__(self, context: Context, *, deadline_s: float) -> None:
+        self.context, self.deadline_s = context, deadline_s
+        self.channel = open_channel(context)
+        self.metadata = (("authorization", f"Bearer {context.token}"),) if context.token else ()
+
+    def close(self) -> None:
+        """Give back the connection; calls under way end with CANCELLED."""
+        self.channel.close()
+
+    def unary(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        *,
+        what: str,
+        deadline_s: float | None = None,
+        repeatable: bool = True,
+    ) -> Response:
+        """Call and answer, trying again within the deadline where that is safe; raises TidemillError."""
+        ends = time.monotonic() + (self.deadline_s if deadline_s is None else deadline_s)
+        backoff = Backoff()
+        while True:
+            left = max(0.001, ends - time.monotonic())
+            try:
+                return method(request, timeout=left, metadata=self.metadata)
+            except grpc.RpcError as error:
+                wait_s = backoff.next_s()
+                again = repeatable and error.code() in RETRYABLE
+                if not again or time.monotonic() + wait_s >= ends:
+                    raise self.failure(error, what) from error
+            time.sleep(wait_s)
+
+    def resuming(
+        self,
+        start: Callable[[], Streamed[Response]],
+        *,
+        what: str,
+        give_up_after_s: float,
+    ) -> Iterator[Response]:
+        """A stream that is opened anew when the connection is lost; closing the iterator ends the call.
+
+        Gives up with TidemillError when nothing came for `give_up_after_s` after the loss.
+        """
+        backoff, lost_at = Backoff(), 0.0
+        while True:
+            call = start()
+            try:
+                for response in call:
+                    backoff, lost_at = Backoff(), 0.0
+                    yield response
+                return
+            except grpc.RpcError as error:
+                now = time.monotonic()
+                lost_at = lost_at or now
+                again = error.code() in REOPENABLE
+                if not again or now >= lost_at + give_up_after_s:
+                    raise self.failure(error, what) from error
+            finally:
+                call.cancel()
+            time.sleep(backoff.next_s())
+
+    def failure(self, error: grpc.RpcError, what: str) -> TidemillError:
+        """The typed error for a failed call."""
+        return from_rpc(error, what, gateway=self.context.gateway)

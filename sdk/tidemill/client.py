@@ -1,0 +1,445 @@
+"""The client of a cell: submit, look, change, follow. Synchronous, safe to use from many threads.
+
+It speaks in the generated messages of tidemill.v1. It must never decide anything that the cell decides.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+
+from tidemill.calls import REOPENABLE, STREAM_DEADLINE_S, Backoff, Caller, Streamed
+from tidemill.context import discover
+from tidemill.errors import CallTimeoutError
+from tidemill.outbox import Outbox
+from tidemill.v1 import (
+    fleet_service_pb2 as fleet_pb,
+)
+from tidemill.v1 import (
+    fleet_service_pb2_grpc,
+    job_service_pb2_grpc,
+    log_service_pb2_grpc,
+    queue_service_pb2_grpc,
+    requests_pb2,
+    views_pb2,
+)
+from tidemill.v1 import (
+    job_service_pb2 as job_pb,
+)
+from tidemill.v1 import (
+    log_service_pb2 as log_pb,
+)
+from tidemill.v1 import (
+    queue_service_pb2 as queue_pb,
+)
+
+ENDED_STATES: Final = ("succeeded", "failed", "cancelled")
+PAGE = 1000
+
+
+class Client:
+    """One connection to one cell; use it as a context manager or call close().
+
+    Every call has a deadline (`deadline_s`, or the call's own). Reads, and changes through their request id, are
+    tried again within it while the gateway is unavailable. All calls raise TidemillError and its subclasses.
+    """
+
+    def __init__(
+        self,
+        gateway: str = "",
+        *,
+        token: str = "",
+        context: str = "",
+        cell: str = "",
+        deadline_s: float = 15.0,
+    ) -> None:
+        self.context = discover(gateway=gateway, token=token, context=context, cell=cell)
+        self._caller = Caller(self.context, deadline_s=deadline_s)
+        channel = self._caller.channel
+        self._jobs = job_service_pb2_grpc.JobServiceStub(channel)
+        self._queues = queue_service_pb2_grpc.QueueServiceStub(channel)
+        self._fleet = fleet_service_pb2_grpc.FleetServiceStub(channel)
+        self._log = log_service_pb2_grpc.LogServiceStub(channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the connection."""
+        self._caller.close()
+
+    # ------------------------------------------------------------ submit
+
+    def submit(
+        self, job: job_pb.SubmitJobRequest, *, deadline_s: float | None = None
+    ) -> job_pb.SubmitJobResponse:
+        """Submit one job; answers when the cell has decided, or when the request is durable.
+
+        A request without an id gets one, once, so that trying again never makes a second job.
+        Raises RefusedError with code and field when the cell decided against it.
+        """
+        return self._caller.unary(
+            self._jobs.SubmitJob,
+            with_request_id(job),
+            what=f"job {job.spec.name!r} was not submitted",
+            deadline_s=deadline_s,
+        )
+
+    def submit_many(
+        self,
+        jobs: Iterable[job_pb.SubmitJobRequest],
+        *,
+        window: int = 4000,
+        give_up_after_s: float = 60.0,
+    ) -> Iterator[tuple[job_pb.SubmitJobRequest, job_pb.SubmitJobResponse]]:
+        """Submit a stream; yields each request with its answer, in order. A refusal is an answer, not an error.
+
+        At most `window` requests are ahead of their answers. A lost connection sends the unanswered again under
+        the same ids; gives up when nothing was answered for `give_up_after_s`.
+        """
+        outbox = Outbox(map(with_request_id, jobs), window=window)
+        backoff, heard = Backoff(), time.monotonic()
+        try:
+            while True:
+                try:
+                    for response in self._submit_stream(outbox):
+                        backoff, heard = Backoff(), time.monotonic()
+                        yield outbox.answered(), response.result
+                except grpc.RpcError as error:
+                    lost = error.code() in REOPENABLE
+                    if not lost or time.monotonic() >= heard + give_up_after_s:
+                        raise self._caller.failure(
+                            error, "the stream of submissions ended"
+                        ) from error
+                    time.sleep(backoff.next_s())
+                    continue
+                outbox.finish()
+                return
+        finally:
+            outbox.close()
+
+    def _submit_stream(
+        self, outbox: Outbox[job_pb.SubmitJobRequest]
+    ) -> Iterator[job_pb.SubmitJobsResponse]:
+        requests = (job_pb.SubmitJobsRequest(submit=job) for job in outbox.open())
+        call = self._jobs.SubmitJobs(
+            requests, metadata=self._caller.metadata, timeout=STREAM_DEADLINE_S
+        )
+        try:
+            yield from call
+        finally:
+            call.cancel()
+
+    # ------------------------------------------------------------ look
+
+    def job(self, job: str) -> views_pb2.JobView:
+        """One job by id, unique prefix or number. Raises NotFoundError."""
+        request = job_pb.GetJobRequest(job=job)
+        return self._caller.unary(self._jobs.GetJob, request, what=f"no job {job!r}").job
+
+    def jobs(
+        self, filter_: job_pb.JobFilter | None = None, *, limit: int = 0
+    ) -> Iterator[views_pb2.JobView]:
+        """Matching jobs, page by page; live ones unless the filter says otherwise. `limit` 0: all."""
+        token, left = "", limit or -1
+        while left:
+            size = PAGE if left < 0 else min(PAGE, left)
+            request = job_pb.ListJobsRequest(filter=filter_, page_size=size, page_token=token)
+            page = self._caller.unary(self._jobs.ListJobs, request, what="cannot list jobs")
+            yield from page.jobs
+            token, left = page.next_page_token, max(-1, left - len(page.jobs)) if limit else -1
+            if not token:
+                return
+
+    def watch(
+        self, filter_: job_pb.JobFilter | None = None, *, give_up_after_s: float = 300.0
+    ) -> Iterator[job_pb.WatchJobsResponse]:
+        """The view of each matching job, `current` once all are there, then every change; for ever.
+
+        After a lost connection it goes on by itself: views that were seen before are not repeated.
+        """
+        seen: dict[str, int] = {}
+        current = False
+        request = job_pb.WatchJobsRequest(filter=filter_)
+        for response in self._caller.resuming(
+            lambda: self._jobs.WatchJobs(
+                request, metadata=self._caller.metadata, timeout=STREAM_DEADLINE_S
+            ),
+            what="cannot watch jobs",
+            give_up_after_s=give_up_after_s,
+        ):
+            view = response.job
+            news = bool(view.job) and view.offset > seen.get(view.job, -1)
+            if news:
+                seen[view.job] = view.offset
+            if news or (response.current and not current):
+                yield response
+            current = current or response.current
+
+    def wait(self, job: str, *, timeout_s: float = 3600.0) -> views_pb2.JobView:
+        """The job once it has ended. Raises CallTimeoutError when it has not within `timeout_s`."""
+        ends = time.monotonic() + timeout_s
+        job = self.job(job).job
+        while True:
+            view = self._first_ended(job, ends - time.monotonic())
+            if view is not None:
+                return view
+            if time.monotonic() >= ends:
+                raise CallTimeoutError(
+                    f"job {job} has not ended within {timeout_s:g} s",
+                    next_command=f"tidemill why {job}",
+                )
+
+    def _first_ended(self, job: str, within_s: float) -> views_pb2.JobView | None:
+        request = job_pb.WatchJobsRequest(filter=job_pb.JobFilter(jobs=[job]))
+        call = self._jobs.WatchJobs(
+            request, metadata=self._caller.metadata, timeout=max(0.001, within_s)
+        )
+        try:
+            for response in call:
+                if response.job.state in ENDED_STATES:
+                    return response.job
+        except grpc.RpcError as error:
+            if error.code() not in REOPENABLE:
+                raise self._caller.failure(error, f"cannot wait for job {job}") from error
+            time.sleep(min(0.2, max(0.0, within_s)))
+        finally:
+            call.cancel()
+        return None
+
+    def explain(self, job: str, *, at_ms: int = 0, at_offset: int = 0) -> job_pb.ExplainJobResponse:
+        """Why the job is in its state, now or at an earlier time or offset, with its history."""
+        request = job_pb.ExplainJobRequest(job=job, at_ms=at_ms, at_offset=at_offset)
+        return self._caller.unary(
+            self._jobs.ExplainJob, request, what=f"cannot explain job {job!r}"
+        )
+
+    def logs(
+        self,
+        job: str,
+        *,
+        rank: int = 0,
+        attempt: int = 0,
+        follow: bool = False,
+        tail_bytes: int = 0,
+    ) -> Iterator[job_pb.ReadLogsResponse]:
+        """What a run wrote; `attempt` 0 is the newest, `tail_bytes` 0 all that is kept."""
+        request = job_pb.ReadLogsRequest(
+            job=job, rank=rank, attempt=attempt, follow=follow, tail_bytes=tail_bytes
+        )
+        timeout = STREAM_DEADLINE_S * 24 if follow else 60.0
+        call = self._jobs.ReadLogs(request, metadata=self._caller.metadata, timeout=timeout)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise self._caller.failure(error, f"cannot read the logs of job {job!r}") from error
+        finally:
+            call.cancel()
+
+    # ------------------------------------------------------------ change
+
+    def cancel(self, job: str, *, message: str = "", request_id: str = "") -> views_pb2.JobView:
+        """Stop it for good."""
+        request = job_pb.CancelJobRequest(
+            job=job, message=message, request_id=request_id or new_id()
+        )
+        return self._caller.unary(
+            self._jobs.CancelJob, request, what=f"job {job!r} was not cancelled"
+        ).job
+
+    def hold(self, job: str, *, message: str = "", request_id: str = "") -> views_pb2.JobView:
+        """Keep it from being placed; a running attempt is stopped."""
+        request = job_pb.HoldJobRequest(job=job, message=message, request_id=request_id or new_id())
+        return self._caller.unary(self._jobs.HoldJob, request, what=f"job {job!r} was not held").job
+
+    def release(self, job: str, *, request_id: str = "") -> views_pb2.JobView:
+        """Let a held job be placed again."""
+        request = job_pb.ReleaseJobRequest(job=job, request_id=request_id or new_id())
+        return self._caller.unary(
+            self._jobs.ReleaseJob, request, what=f"job {job!r} was not released"
+        ).job
+
+    def requeue(
+        self, job: str, *, message: str = "", save_first: bool = False, request_id: str = ""
+    ) -> views_pb2.JobView:
+        """Stop its attempt and queue it again; with `save_first` it is asked for a checkpoint before."""
+        request = job_pb.RequeueJobRequest(
+            job=job, message=message, save_first=save_first, request_id=request_id or new_id()
+        )
+        return self._caller.unary(
+            self._jobs.RequeueJob, request, what=f"job {job!r} was not requeued"
+        ).job
+
+    # ------------------------------------------------------------ fleet and queues
+
+    def nodes(self, states: Iterable[str] = ()) -> Iterator[views_pb2.NodeView]:
+        """Nodes, page by page; all unless states are named."""
+        token = ""
+        while True:
+            request = fleet_pb.ListNodesRequest(
+                states=list(states), page_size=PAGE, page_token=token
+            )
+            page = self._caller.unary(self._fleet.ListNodes, request, what="cannot list nodes")
+            yield from page.nodes
+            token = page.next_page_token
+            if not token:
+                return
+
+    def node(self, node: str) -> views_pb2.NodeView:
+        """One node. Raises NotFoundError."""
+        request = fleet_pb.GetNodeRequest(node=node)
+        return self._caller.unary(self._fleet.GetNode, request, what=f"no node {node!r}").node
+
+    def cordon(self, node: str, *, message: str = "", request_id: str = "") -> views_pb2.NodeView:
+        """No new runs there; what runs goes on."""
+        request = fleet_pb.CordonNodeRequest(
+            node=node, message=message, request_id=request_id or new_id()
+        )
+        return self._caller.unary(
+            self._fleet.CordonNode, request, what=f"node {node!r} was not cordoned"
+        ).node
+
+    def uncordon(self, node: str, *, request_id: str = "") -> views_pb2.NodeView:
+        """Back in service."""
+        request = fleet_pb.UncordonNodeRequest(node=node, request_id=request_id or new_id())
+        what = f"node {node!r} was not uncordoned"
+        return self._caller.unary(self._fleet.UncordonNode, request, what=what).node
+
+    def drain(
+        self, node: str, *, within_ms: int = 0, message: str = "", request_id: str = ""
+    ) -> views_pb2.NodeView:
+        """Empty it: jobs are asked to save, then placed elsewhere, within `within_ms` at the latest."""
+        request = fleet_pb.DrainNodeRequest(
+            node=node, message=message, within_ms=within_ms, request_id=request_id or new_id()
+        )
+        return self._caller.unary(
+            self._fleet.DrainNode, request, what=f"node {node!r} is not draining"
+        ).node
+
+    def confirm_dead(
+        self, node: str, *, message: str = "", request_id: str = ""
+    ) -> views_pb2.NodeView:
+        """Vouch that nothing of ours runs on a lost node any more."""
+        request = fleet_pb.ConfirmNodeDeadRequest(
+            node=node, message=message, request_id=request_id or new_id()
+        )
+        what = f"node {node!r} was not confirmed dead"
+        return self._caller.unary(self._fleet.ConfirmNodeDead, request, what=what).node
+
+    def remove_node(self, node: str, *, request_id: str = "") -> None:
+        """Forget a node that is lost or drained."""
+        request = fleet_pb.RemoveNodeRequest(node=node, request_id=request_id or new_id())
+        self._caller.unary(self._fleet.RemoveNode, request, what=f"node {node!r} was not removed")
+
+    def cell(self, *, deadline_s: float | None = None) -> views_pb2.CellView:
+        """The cell as this gateway sees it."""
+        request = fleet_pb.GetCellRequest()
+        what = f"no cell answers at {self.context.gateway}"
+        return self._caller.unary(
+            self._fleet.GetCell, request, what=what, deadline_s=deadline_s
+        ).cell
+
+    def queues(self) -> list[views_pb2.QueueView]:
+        """All queues."""
+        request = queue_pb.ListQueuesRequest()
+        return list(
+            self._caller.unary(self._queues.ListQueues, request, what="cannot list queues").queues
+        )
+
+    def apply_queue(
+        self, queue: requests_pb2.ApplyQueue, *, request_id: str = ""
+    ) -> views_pb2.QueueView:
+        """Make a queue, or change one. Limits of -1 mean none."""
+        request = queue_pb.ApplyQueueRequest(queue=queue, request_id=request_id or new_id())
+        what = f"queue {queue.queue!r} was not applied"
+        return self._caller.unary(self._queues.ApplyQueue, request, what=what).queue
+
+    def remove_queue(self, queue: str, *, request_id: str = "") -> None:
+        """Remove an empty queue."""
+        request = queue_pb.RemoveQueueRequest(queue=queue, request_id=request_id or new_id())
+        self._caller.unary(
+            self._queues.RemoveQueue, request, what=f"queue {queue!r} was not removed"
+        )
+
+    # ------------------------------------------------------------ log
+
+    def entries(
+        self,
+        *,
+        from_offset: int = 0,
+        last: int = 0,
+        follow: bool = False,
+        include_void: bool = False,
+    ) -> Iterator[log_pb.ReadEntriesResponse]:
+        """Entries of the log in order; with `follow`, for ever, and across lost connections."""
+        position = from_offset
+
+        def start() -> Streamed[log_pb.ReadEntriesResponse]:
+            request = log_pb.ReadEntriesRequest(
+                from_offset=position,
+                last=0 if position else last,
+                follow=follow,
+                include_void=include_void,
+            )
+            return self._log.ReadEntries(
+                request, metadata=self._caller.metadata, timeout=STREAM_DEADLINE_S
+            )
+
+        for entry in self._caller.resuming(
+            start, what="cannot read the log", give_up_after_s=300.0
+        ):
+            position = entry.offset + 1
+            yield entry
+
+    def verify_log(self) -> Iterator[log_pb.VerifyLogResponse]:
+        """Recompute the chain from the first entry; progress, then an answer with `done`."""
+        return self._caller.resuming(
+            lambda: self._log.VerifyLog(
+                log_pb.VerifyLogRequest(), metadata=self._caller.metadata, timeout=STREAM_DEADLINE_S
+            ),
+            what="the log was not verified",
+            give_up_after_s=60.0,
+        )
+
+    def replay(
+        self, *, at_ms: int = 0, at_offset: int = 0, deadline_s: float = 600.0
+    ) -> log_pb.ReplayLogResponse:
+        """Fold the log to a time or an offset; the end when neither is given."""
+        request = log_pb.ReplayLogRequest(at_ms=at_ms, at_offset=at_offset)
+        what = "the log was not replayed"
+        return self._caller.unary(self._log.ReplayLog, request, what=what, deadline_s=deadline_s)
+
+    def history(self, id_: str, *, from_ms: int = 0, to_ms: int = 0) -> list[job_pb.HistoryLine]:
+        """What happened to a job or node, in order."""
+        request = log_pb.ReadHistoryRequest(id=id_, from_ms=from_ms, to_ms=to_ms)
+        return list(
+            self._caller.unary(self._log.ReadHistory, request, what=f"no history of {id_!r}").lines
+        )
+
+
+def new_id() -> str:
+    """A fresh request id."""
+    return uuid.uuid4().hex
+
+
+def with_request_id(job: job_pb.SubmitJobRequest) -> job_pb.SubmitJobRequest:
+    """The request itself when it names an id, else a copy with a fresh one."""
+    if job.request_id:
+        return job
+    named = job_pb.SubmitJobRequest()
+    named.CopyFrom(job)
+    named.request_id = new_id()
+    return named
