@@ -28,7 +28,7 @@ from statemachines.facts import (
     SaveAsked,
     TrainingFinished,
 )
-from statemachines.lifecycle import IllegalTransition, Word, next_state
+from statemachines.lifecycle import IllegalTransition, Word
 from statemachines.values import Cause, JobId, JobNext, Outcome, Reason, ResumePoint, RunId
 
 
@@ -118,7 +118,7 @@ def place(fact: GangPlaced, at_ms: int) -> Attempt:
     )  # fmt: skip
 
 
-def advance(
+def advance(  # noqa: C901 - one case a fact
     attempt: Attempt, fact: AttemptFact, at_ms: int, *, lost: int = 0, was_lost: bool = False
 ) -> Attempt:
     """Apply one recorded fact; raises IllegalTransition.
@@ -126,27 +126,31 @@ def advance(
     With NodeLost, `lost` says how many of its open runs became lost; with RunEnded, `was_lost` says whether that run
     was lost before.
     """
-    state = next_state(LIFECYCLE, attempt.state, fact, "an attempt of job", attempt.job)
+    state = LIFECYCLE.get((attempt.state, type(fact)))
+    if state is None:
+        raise _illegal(attempt, fact)
     match fact:
         case RunStarted():
             return replace(attempt, started=attempt.started + 1)
         case RunEnded():
             return replace(attempt, open=attempt.open - 1, lost=attempt.lost - was_lost)
         case AttemptStarted():
-            _expect(attempt, fact, attempt.started == len(attempt.runs))
+            if attempt.started != len(attempt.runs):
+                raise _illegal(attempt, fact)
             return replace(attempt, state=state, started_at_ms=at_ms)
         case AttemptEnded():
-            _expect(attempt, fact, attempt.open == attempt.lost)
+            if attempt.open != attempt.lost:
+                raise _illegal(attempt, fact)
             return _ended(attempt, fact, at_ms)
         case AttemptStopping():
             return _stopping(attempt, fact)
         case NodeLost():
             return replace(attempt, lost=attempt.lost + lost)
         case SaveAsked():
-            _expect(attempt, fact, fact.ask == attempt.ask + 1)
             return _asked(attempt, fact)
         case SaveAcknowledged(ask=ask, at_step=at_step):
-            _expect(attempt, fact, ask == attempt.ask and attempt.ask_step == 0)
+            if ask != attempt.ask or attempt.ask_step != 0:
+                raise _illegal(attempt, fact)
             return replace(attempt, ask_step=at_step)
         case TrainingFinished(step=step):
             return replace(attempt, finished_step=step)
@@ -177,6 +181,8 @@ def _stopping(attempt: Attempt, fact: AttemptStopping) -> Attempt:
 
 
 def _asked(attempt: Attempt, fact: SaveAsked) -> Attempt:
+    if fact.ask != attempt.ask + 1:
+        raise _illegal(attempt, fact)
     return replace(
         attempt,
         ask=fact.ask,
@@ -187,11 +193,10 @@ def _asked(attempt: Attempt, fact: SaveAsked) -> Attempt:
     )
 
 
-def _expect(attempt: Attempt, fact: AttemptFact, holds: bool) -> None:  # noqa: FBT001 - the condition itself
-    if not holds:
-        raise IllegalTransition(
-            f"attempt {attempt.number} of job {attempt.job} "
-            f"({attempt.started} started, {attempt.open} open, {attempt.lost} lost)",
-            attempt.state,
-            fact,
-        )
+def _illegal(attempt: Attempt, fact: AttemptFact) -> IllegalTransition:
+    return IllegalTransition(
+        f"attempt {attempt.number} of job {attempt.job} "
+        f"({attempt.started} started, {attempt.open} open, {attempt.lost} lost)",
+        attempt.state,
+        fact,
+    )

@@ -84,7 +84,7 @@ from statemachines.node import Node
 from statemachines.policy import DEFAULT_POLICY, Policy
 from statemachines.queue import Queue
 from statemachines.run import Run, RunState
-from statemachines.usage import SHARE, NodeUsage, QueueUsage
+from statemachines.usage import NodeUsage, QueueUsage
 from statemachines.values import JobId, NodeId, QueueId, RunId
 
 # Raised when the meaning of any fact changes; a snapshot of another version is not used.
@@ -181,7 +181,10 @@ class Cluster:
         handlers = _HANDLERS
         for recorded in entry.facts:
             fact = recorded.fact
-            handlers[type(fact)](self, fact, recorded.by, at_ms)
+            try:
+                handlers[type(fact)](self, fact, recorded.by, at_ms)
+            except LookupError as error:
+                raise _unknown(fact, error) from error
         self.facts += len(entry.facts)
         self.seal(entry)
         return True
@@ -189,7 +192,10 @@ class Cluster:
     def apply(self, recorded: Recorded, at_ms: int) -> None:
         """Take one fact ahead of its entry: the leader's working state. `seal` must follow with the entry."""
         fact = recorded.fact
-        _HANDLERS[type(fact)](self, fact, recorded.by, at_ms)
+        try:
+            _HANDLERS[type(fact)](self, fact, recorded.by, at_ms)
+        except LookupError as error:
+            raise _unknown(fact, error) from error
         self.facts += 1
 
     def seal(self, entry: Entry) -> None:
@@ -200,14 +206,8 @@ class Cluster:
         self._forget_answers(entry.at_ms - ANSWER_WINDOW_MS)
 
     def settle(self, entry: Entry) -> None:
-        """The sealed entry was read back, at `entry.offset`: what names that offset is known only now."""
+        """The sealed entry was read back: it lies at `entry.offset`, which no state depends on."""
         self.offset = entry.offset
-        for recorded in entry.facts:
-            if isinstance(recorded.fact, JobAdmitted):
-                for name in _names(recorded.fact):
-                    job = self.jobs.get(name)
-                    if job is not None:  # Else it has ended and been retired meanwhile.
-                        self.jobs[name] = msgspec.structs.replace(job, offset=entry.offset)
 
     def skip(self, offset: int) -> None:
         """A record that does not extend the chain lies at `offset`: the leader's side of a fold that answers False."""
@@ -345,7 +345,7 @@ class Cluster:
         self._answer(fact.request, Answer(fact.digest, "SubmitJob", fact.job, "", "", "", at_ms))
 
     def _job_fact(self, fact: Any, _by: str, at_ms: int) -> None:
-        self._swap_job(jobs.advance(self.jobs[fact.job], fact, at_ms))
+        self._advance_job(fact, at_ms)
 
     def _job_retired(self, fact: JobRetired, _by: str, _at_ms: int) -> None:
         job = self.jobs[fact.job]
@@ -359,28 +359,30 @@ class Cluster:
         if self._touched:
             self._touched.jobs[job.id] = None
 
-    def _swap_job(self, job: Job) -> None:
-        before = self.jobs[job.id]
+    def _advance_job(self, fact: Any, at_ms: int) -> Job:
+        before = self.jobs[fact.job]
+        job = jobs.advance(before, fact, at_ms)
+        self._swap_job(before, job)
+        return job
+
+    def _swap_job(self, before: Job, job: Job) -> None:
         self.jobs[job.id] = job
-        was, now = SHARE[before.state], SHARE[job.state]
+        was, now = before.state, job.state
         if was is not now:
             for usage in self._lines[job.spec.queue]:
-                usage.count(was, -1)
-                usage.count(now, 1)
+                usage.states[was] -= 1
+                usage.states[now] += 1
         if self._touched:
             self._touched.jobs[job.id] = None
 
     def _count_job(self, job: Job, by: int) -> None:
-        share = SHARE[job.state]
         for usage in self._lines[job.spec.queue]:
-            usage.jobs += by
-            usage.count(share, by)
+            usage.states[job.state] += by
 
     # --- attempts
 
     def _gang_placed(self, fact: GangPlaced, _by: str, at_ms: int) -> None:
-        job = jobs.advance(self.jobs[fact.job], fact, at_ms)
-        self._swap_job(job)
+        job = self._advance_job(fact, at_ms)
         self._charge_queues(job, 1)
         tried = self.attempts.get(fact.job, ())
         if len(tried) >= ATTEMPTS_KEPT:
@@ -398,22 +400,21 @@ class Cluster:
                 self._touched.nodes[run.node] = None
 
     def _attempt_started(self, fact: AttemptStarted, _by: str, at_ms: int) -> None:
-        self._swap_job(jobs.advance(self.jobs[fact.job], fact, at_ms))
+        self._advance_job(fact, at_ms)
         self._swap_attempt(attempts.advance(self._current(fact.job, fact.attempt), fact, at_ms))
 
     def _attempt_stopping(self, fact: AttemptStopping, _by: str, at_ms: int) -> None:
-        self._swap_job(jobs.advance(self.jobs[fact.job], fact, at_ms))
+        self._advance_job(fact, at_ms)
         attempt = attempts.advance(self._current(fact.job, fact.attempt), fact, at_ms)
         self._swap_attempt(attempt)
         self._touch_nodes(attempt)
 
     def _attempt_ended(self, fact: AttemptEnded, _by: str, at_ms: int) -> None:
-        job = jobs.advance(self.jobs[fact.job], fact, at_ms)
+        job = self._advance_job(fact, at_ms)
         attempt = attempts.advance(self._current(fact.job, fact.attempt), fact, at_ms)
         assert attempt.open == 0 or job.spec.overlap_safe, (
             f"{job.id}: runs left and not overlap-safe"
         )
-        self._swap_job(job)
         self._swap_attempt(attempt)
         self._charge_queues(job, -1)
         if attempt.open:
@@ -476,6 +477,9 @@ class Cluster:
         self._touch_run(run)
 
     def _of(self, run: Run) -> Attempt:
+        newest = self.attempts[run.job][-1]
+        if newest.number == run.attempt:
+            return newest
         attempt = self.find_attempt(run.job, run.attempt)
         assert attempt is not None, f"run {run.id}: its attempt is gone"
         return attempt
@@ -504,7 +508,7 @@ class Cluster:
             if before is None
             else checkpoints.advance(before, fact, at_ms)
         )
-        self._swap_job(jobs.advance(self.jobs[fact.job], fact, at_ms))
+        self._advance_job(fact, at_ms)
 
     def _checkpoint_fact(self, fact: Any, _by: str, at_ms: int) -> None:
         before = self.find_checkpoint(fact.job, fact.step)
@@ -513,7 +517,7 @@ class Cluster:
         job, durable = self.jobs[fact.job], self.newest_durable(fact.job)
         step = durable.step if durable else -1
         if step != job.durable_step:
-            self._swap_job(jobs.restart_from(job, step))
+            self._swap_job(job, jobs.restart_from(job, step))
         elif self._touched:
             self._touched.jobs[fact.job] = None
 
@@ -573,13 +577,15 @@ class Cluster:
 
     def _device_fact(self, fact: DeviceFact, _by: str, _at_ms: int) -> None:
         node = self.nodes[fact.node]
-        at = [device.spec.index for device in node.devices].index(fact.index)
+        places = {device.spec.index: at for at, device in enumerate(node.devices)}
+        at = places[fact.index]
         changed = devices.advance(node.devices[at], fact)
         self._swap_node(replace(node, devices=_put(node.devices, at, changed)))
 
     def _nic_fact(self, fact: NicFact, _by: str, _at_ms: int) -> None:
         node = self.nodes[fact.node]
-        at = [nic.spec.name for nic in node.nics].index(fact.nic)
+        places = {nic.spec.name: at for at, nic in enumerate(node.nics)}
+        at = places[fact.nic]
         changed = nics.advance(node.nics[at], fact)
         self._swap_node(replace(node, nics=_put(node.nics, at, changed)))
 
@@ -587,6 +593,10 @@ class Cluster:
         self.nodes[node.id] = node
         if self._touched:
             self._touched.nodes[node.id] = None
+
+
+def _unknown(fact: Fact, error: LookupError) -> IllegalTransition:
+    return IllegalTransition(f"{error}", "nothing that this cell knows", fact)
 
 
 def _put(values: tuple[V, ...], at: int, value: V) -> tuple[V, ...]:

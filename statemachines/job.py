@@ -129,37 +129,25 @@ def admit(fact: JobAdmitted, *, job: JobId, number: int, by: str, at_ms: int) ->
     )  # fmt: skip
 
 
-def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
+def advance(job: Job, fact: JobFact, at_ms: int) -> Job:  # noqa: C901 - one case a fact
     """Apply one recorded fact about this job; raises IllegalTransition."""
-    legal = LIFECYCLE.get((job.state, type(fact)))
-    if legal is None:
-        raise IllegalTransition(f"job {job.id}", job.state, fact)
+    if (job.state, type(fact)) not in LIFECYCLE:
+        raise _illegal(job, fact)
     match fact:
-        case GangPlaced(attempt=attempt):
-            _expect(job, fact, attempt == job.attempt + 1)
-            return replace(
-                job,
-                state=_STARTING,
-                attempt=attempt,
-                changed_at_ms=at_ms,
-                reason=None,
-                reason_at_ms=at_ms,
-            )
+        case GangPlaced():
+            return _placed(job, fact, at_ms)
         case AttemptStarted(attempt=attempt):
-            _expect(job, fact, attempt == job.attempt)
+            if attempt != job.attempt:
+                raise _illegal(job, fact)
             return replace(job, state=_RUNNING, changed_at_ms=at_ms)
-        case AttemptEnded(attempt=attempt):
-            _expect(job, fact, attempt == job.attempt)
+        case AttemptEnded():
             return _ended(job, fact, at_ms)
-        case AttemptStopping(attempt=attempt):
-            _expect(job, fact, attempt == job.attempt)
-            reason = Reason(f"stopping_{fact.cause}", fact.message)
-            return replace(
-                job, state=JobState.STOPPING, changed_at_ms=at_ms, reason=reason, reason_at_ms=at_ms
-            )
         case CheckpointSaved(attempt=attempt, step=step):
-            _expect(job, fact, attempt == job.attempt and step > job.durable_step)
+            if attempt != job.attempt or step <= job.durable_step:
+                raise _illegal(job, fact)
             return replace(job, durable_step=step, stalled=0)
+        case AttemptStopping():
+            return _stopping(job, fact, at_ms)
         case JobWaiting(reason=reason):
             since = job.reason_at_ms if job.reason and job.reason.code == reason.code else at_ms
             return replace(job, reason=reason, reason_at_ms=since)
@@ -172,18 +160,44 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:
         case JobRequeued(not_before_ms=not_before_ms):
             return _queued(job, at_ms, not_before_ms=not_before_ms)
         case JobCancelled(message=message):
-            reason = Reason("cancelled", message)
             return replace(
                 job,
                 state=JobState.CANCELLED,
                 changed_at_ms=at_ms,
-                reason=reason,
+                reason=Reason("cancelled", message),
                 reason_at_ms=at_ms,
                 outcome="",
             )
 
 
+def _placed(job: Job, fact: GangPlaced, at_ms: int) -> Job:
+    if fact.attempt != job.attempt + 1:
+        raise _illegal(job, fact)
+    return replace(
+        job,
+        state=_STARTING,
+        attempt=fact.attempt,
+        changed_at_ms=at_ms,
+        reason=None,
+        reason_at_ms=at_ms,
+    )
+
+
+def _stopping(job: Job, fact: AttemptStopping, at_ms: int) -> Job:
+    if fact.attempt != job.attempt:
+        raise _illegal(job, fact)
+    return replace(
+        job,
+        state=JobState.STOPPING,
+        changed_at_ms=at_ms,
+        reason=Reason(f"stopping_{fact.cause}", fact.message),
+        reason_at_ms=at_ms,
+    )
+
+
 def _ended(job: Job, fact: AttemptEnded, at_ms: int) -> Job:
+    if fact.attempt != job.attempt:
+        raise _illegal(job, fact)
     blamed = fact.outcome is not _SUCCEEDED and fact.cause not in _BLAMELESS
     waits = fact.next is _QUEUED_NEXT
     return replace(
@@ -215,13 +229,10 @@ def _queued(job: Job, at_ms: int, *, not_before_ms: int) -> Job:
     )
 
 
-def _expect(job: Job, fact: JobFact, holds: bool) -> None:  # noqa: FBT001 - the condition itself
-    if not holds:
-        raise IllegalTransition(
-            f"job {job.id} (attempt {job.attempt}, durable step {job.durable_step})",
-            job.state,
-            fact,
-        )
+def _illegal(job: Job, fact: JobFact) -> IllegalTransition:
+    return IllegalTransition(
+        f"job {job.id} (attempt {job.attempt}, durable step {job.durable_step})", job.state, fact
+    )
 
 
 def restart_from(job: Job, step: int) -> Job:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statemachines.facts import GangPlaced, NodeLost, RunEnded, RunFact, RunStarted
-from statemachines.lifecycle import Word, next_state
+from statemachines.lifecycle import IllegalTransition, Word
 from statemachines.values import Evidence, Grant, JobId, NodeId, Placement, RunId
 
 
@@ -68,7 +68,9 @@ def place(fact: GangPlaced, placement: Placement, at_ms: int) -> Run:
 
 def advance(run: Run, fact: RunFact, at_ms: int) -> Run:
     """Apply one recorded fact; raises IllegalTransition."""
-    state = next_state(LIFECYCLE, run.state, fact, "run", run.id)
+    state = LIFECYCLE.get((run.state, type(fact)))
+    if state is None:
+        raise IllegalTransition(f"run {run.id}", run.state, fact)
     match fact:
         case RunStarted():
             return replace(run, state=state, started_at_ms=at_ms)

@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import unique
-from typing import Final
-
 from statemachines.job import JobState
-from statemachines.lifecycle import Word
 from statemachines.run import Run
 from statemachines.values import RunId
-
-
-@unique
-class Share(Word):
-    """What a job counts as in its queue."""
-
-    WAITING = "waiting"
-    LIVE = "live"
-    HELD = "held"
-    ENDED = "ended"
-
-
-SHARE: Final[Mapping[JobState, Share]] = {
-    JobState.QUEUED: Share.WAITING,
-    JobState.HELD: Share.HELD,
-    JobState.STARTING: Share.LIVE,
-    JobState.RUNNING: Share.LIVE,
-    JobState.STOPPING: Share.LIVE,
-    JobState.SUCCEEDED: Share.ENDED,
-    JobState.FAILED: Share.ENDED,
-    JobState.CANCELLED: Share.ENDED,
-}
-_WAITING: Final = Share.WAITING
-_LIVE: Final = Share.LIVE
-_HELD: Final = Share.HELD
 
 
 class NodeUsage:
@@ -72,21 +42,30 @@ class NodeUsage:
 class QueueUsage:
     """Holdings of a queue and those below it. Devices and CPU are charged from placement to the attempt's end."""
 
-    __slots__ = ("cpu_milli", "devices", "held", "jobs", "live", "waiting")
+    __slots__ = ("cpu_milli", "devices", "states")
 
     def __init__(self) -> None:
         self.devices = 0
         self.cpu_milli = 0
-        self.jobs = 0
-        self.waiting = 0
-        self.live = 0
-        self.held = 0
+        self.states = dict.fromkeys(JobState, 0)
 
-    def count(self, share: Share, by: int) -> None:
-        """A job of this share came (+1) or left (-1)."""
-        if share is _WAITING:
-            self.waiting += by
-        elif share is _LIVE:
-            self.live += by
-        elif share is _HELD:
-            self.held += by
+    @property
+    def jobs(self) -> int:
+        """Jobs in hot state, ended ones too."""
+        return sum(self.states.values())
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that would run if they could."""
+        return self.states[JobState.QUEUED]
+
+    @property
+    def held(self) -> int:
+        """Jobs that wait to be released."""
+        return self.states[JobState.HELD]
+
+    @property
+    def live(self) -> int:
+        """Jobs with an attempt that has not ended."""
+        states = self.states
+        return states[JobState.STARTING] + states[JobState.RUNNING] + states[JobState.STOPPING]
