@@ -42,6 +42,7 @@ from statemachines.facts import (
     DeviceFact,
     DeviceFaulted,
     DeviceRecovered,
+    Fact,
     GangPlaced,
     InputGapAccepted,
     InputParked,
