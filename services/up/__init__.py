@@ -1,0 +1,1 @@
+"""`tidemilld up`: a whole cell on one machine, run and supervised by one command."""

@@ -1,0 +1,69 @@
+"""When a child of the cell is started again, and when not. Pure: exits and times in, decisions out.
+
+Services are crash-only: an unexpected end is answered by a start, at once the first time, later and later while it
+keeps ending. An exit code that says "a person must act" is not answered by a start: the child stays down and the
+message stays visible. Never touches a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+FIRST_WAIT_MS: Final = 100
+LONGEST_WAIT_MS: Final = 10_000
+# A child that lived this long is taken to be well: the next wait is the first again.
+WELL_AFTER_MS: Final = 30_000
+
+
+class Down(msgspec.Struct, frozen=True):
+    """A child that ended and is not to be started again by itself."""
+
+    name: str
+    code: int
+
+
+class Again(msgspec.Struct, frozen=True):
+    """A child that is to be started again at `at_ms`."""
+
+    name: str
+    code: int
+    at_ms: int
+
+
+class Supervision:
+    """Decides about the children of one cell. `final` are exit codes that only a person can mend."""
+
+    def __init__(self, final: Collection[int]) -> None:
+        self._final = frozenset(final)
+        self._started_at_ms: dict[str, int] = {}
+        self._wait_ms: dict[str, int] = {}
+        self._due: dict[str, int] = {}
+
+    def started(self, name: str, now_ms: int) -> None:
+        """The child runs."""
+        self._started_at_ms[name] = now_ms
+        self._due.pop(name, None)
+
+    def ended(self, name: str, code: int, now_ms: int) -> Again | Down:
+        """The child ended without being asked to; `code` is negative for a signal."""
+        lived_ms = now_ms - self._started_at_ms.pop(name, now_ms)
+        if code in self._final:
+            self._wait_ms.pop(name, None)
+            return Down(name, code)
+        well = lived_ms >= WELL_AFTER_MS or name not in self._wait_ms
+        wait_ms = 0 if well else max(FIRST_WAIT_MS, min(2 * self._wait_ms[name], LONGEST_WAIT_MS))
+        self._wait_ms[name] = wait_ms
+        self._due[name] = now_ms + wait_ms
+        return Again(name, code, now_ms + wait_ms)
+
+    def due(self, now_ms: int) -> list[str]:
+        """Children to start now, in the order in which they became due."""
+        ready = sorted((at_ms, name) for name, at_ms in self._due.items() if at_ms <= now_ms)
+        return [name for _, name in ready]
+
+    def next_due_ms(self) -> int | None:
+        """When the next child is to be started."""
+        return min(self._due.values(), default=None)
