@@ -215,6 +215,22 @@ class Cluster:
         self.voided += 1
         self.offset = offset
 
+    def derive(self) -> None:
+        """Compute again, from the primary state, all that follows from it."""
+        self.usage = {name: NodeUsage() for name in self.nodes}
+        for run in self.runs.values():
+            if run.state is not RunState.ENDED:
+                self.usage[run.node].take(run)
+        self.queue_usage, self._lines = {}, {}
+        for name in self.queues:  # A parent came before those below it.
+            self._open_queue(name)
+        self.job_numbers = {}
+        for job in self.jobs.values():
+            self.job_numbers[job.number] = job.id
+            self._count_job(job, 1)
+            if job.state in jobs.LIVE:
+                self._charge_queues(job, 1)
+
     def take_touched(self) -> Touched:
         """What changed since the last call; only with track=True."""
         assert self._touched is not None, "Cluster(track=True) is needed to take what was touched"
