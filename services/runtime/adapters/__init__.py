@@ -1,0 +1,1 @@
+"""Adapters: each translates one port to one technology and decides nothing. Only wiring names them."""
