@@ -1,0 +1,101 @@
+"""What a run is told about itself, read once from the environment that the agent gave it.
+
+docs/reference/environment.md lists the variables. Outside Tidemill there is no job, and everything still works on
+a plain directory. This file must never change the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+DEFAULT_DIRECTORY = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where training starts from; false when that is the beginning."""
+
+    step: int = 0
+    uri: str = ""
+    # SHA-256 of the manifest, lower-case hex; empty: not known.
+    manifest: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.uri)
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's directory. Raises ValueError for a uri that is not a file."""
+        parts = urlsplit(self.uri)
+        if parts.scheme not in {"", "file"}:
+            raise ValueError(f"{self.uri} is not on a file system; load it with your framework")
+        return Path(unquote(parts.path) if parts.scheme else self.uri)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which run of which attempt this process is."""
+
+    job: str = ""
+    attempt: int = 0
+    run: str = ""
+    rank: int = 0
+    world_size: int = 1
+    node: str = ""
+    gateway: str = ""
+    token: str = ""
+    resume: ResumePoint = ResumePoint()
+    # This attempt's own prefix; nobody else writes below it.
+    checkpoint_dir: Path = Path(DEFAULT_DIRECTORY)
+    # "node", "domain", "cell" or "everywhere": what a checkpoint there can be loaded from.
+    reach: str = "cell"
+    ask_file: Path | None = None
+    spool_dir: Path | None = None
+
+    @property
+    def managed(self) -> bool:
+        """Whether a cell runs this process."""
+        return bool(self.job and self.attempt)
+
+
+def read_identity(env: Mapping[str, str], *, directory: str | Path | None = None) -> Identity:
+    """Who we are. `directory` counts only outside Tidemill: inside, each attempt has its own prefix."""
+    managed = bool(env.get("TIDEMILL_JOB"))
+    checkpoint_dir = Path(directory or DEFAULT_DIRECTORY)
+    if managed:
+        checkpoint_dir = Path(env.get("TIDEMILL_CHECKPOINT_DIR") or checkpoint_dir)
+    rank = _integer(env, "TIDEMILL_RANK", _integer(env, "RANK", 0))
+    spool = Path(env.get("TIDEMILL_SPOOL_DIR") or checkpoint_dir / ".spool")
+    ask_file = env.get("TIDEMILL_ASK_FILE")
+    return Identity(
+        job=env.get("TIDEMILL_JOB", ""),
+        attempt=_integer(env, "TIDEMILL_ATTEMPT", 0),
+        run=env.get("TIDEMILL_RUN", ""),
+        rank=rank,
+        world_size=max(1, _integer(env, "WORLD_SIZE", 1)),
+        node=env.get("TIDEMILL_NODE", ""),
+        gateway=env.get("TIDEMILL_GATEWAY", "") if managed else "",
+        token=env.get("TIDEMILL_TOKEN", "") if managed else "",
+        resume=ResumePoint(
+            _integer(env, "TIDEMILL_RESUME_STEP", 0),
+            env.get("TIDEMILL_RESUME_URI", ""),
+            env.get("TIDEMILL_RESUME_MANIFEST", ""),
+        )
+        if managed
+        else ResumePoint(),
+        checkpoint_dir=checkpoint_dir.absolute(),
+        reach=env.get("TIDEMILL_CHECKPOINT_REACH") or "cell",
+        ask_file=Path(ask_file) if managed and ask_file else None,
+        spool_dir=(spool / f"rank-{rank}").absolute() if managed else None,
+    )
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise ValueError(f"environment variable {name}={text!r} is not an integer") from None
