@@ -45,8 +45,9 @@ class Doorbells:
 
     def close(self) -> None:
         """Give back the directory and the socket; bells must be closed before."""
-        self._socket.close()
-        os.close(self._directory)
+        if self._socket.fileno() >= 0:
+            self._socket.close()
+            os.close(self._directory)
 
 
 class Bell:

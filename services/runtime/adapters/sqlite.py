@@ -7,6 +7,7 @@ adapter translates and decides nothing. Each reading object serves one thread at
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sqlite3
 import threading
 import time
@@ -82,7 +83,9 @@ class _Reader:
         return ()
 
     def close(self) -> None:
-        """Take the bell down and close the connection; whoever waits is sent home first."""
+        """Take the bell down and close the connection; whoever waits is sent home first. Again: nothing."""
+        if self._closed:
+            return
         self._closed = True
         if self._bell is not None:
             self._bell.ring()
@@ -217,20 +220,18 @@ class SqliteSnapshots:
         self._reader = _Reader(store, ())
 
     def save(self, snapshot: SnapshotRecord) -> None:
-        chunks = range(0, len(snapshot.data), _CHUNK_BYTES)
-        for number, start in enumerate(chunks):
+        identity = secrets.randbits(62)
+        for number, start in enumerate(range(0, len(snapshot.data), _CHUNK_BYTES)):
             chunk = snapshot.data[start : start + _CHUNK_BYTES]
-            save_chunk = partial(_save_chunk, row=(snapshot.offset, number, chunk))
-            self._store.write(save_chunk, durable=False)
-        self._store.write(lambda connection: _finish_snapshot(connection, snapshot, len(chunks)))
+            self._store.write(partial(_save_chunk, row=(identity, number, chunk)), durable=False)
+        self._store.write(partial(_finish_snapshot, identity=identity, snapshot=snapshot))
 
     def load(self) -> Iterator[SnapshotRecord]:
         """Newest first; one whose bytes are not what was saved is left out."""
         sql = "SELECT * FROM snapshots ORDER BY offset DESC"
-        for offset, head, term, fold_version, digest, _chunks in self._reader.look(
-            lambda connection: connection.execute(sql).fetchall()
-        ):
-            data = self._reader.look(partial(_snapshot_data, offset=offset))
+        rows = self._reader.look(lambda connection: connection.execute(sql).fetchall())
+        for identity, offset, head, term, fold_version, digest in rows:
+            data = self._reader.look(partial(_snapshot_data, identity=identity))
             if hashlib.sha256(data).digest() == digest:
                 yield SnapshotRecord(offset, head, term, fold_version, digest, data)
 
@@ -297,30 +298,34 @@ def _check_position(
 
 
 def _save_chunk(connection: sqlite3.Connection, row: tuple[int, int, bytes]) -> None:
-    connection.execute("INSERT OR REPLACE INTO snapshot_chunks VALUES (?, ?, ?)", row)
+    connection.execute("INSERT INTO snapshot_chunks VALUES (?, ?, ?)", row)
 
 
-def _finish_snapshot(connection: sqlite3.Connection, snapshot: SnapshotRecord, chunks: int) -> None:
+def _finish_snapshot(
+    connection: sqlite3.Connection, identity: int, snapshot: SnapshotRecord
+) -> None:
+    """Make it visible; drop what it replaces, what is older, and pieces of one that was never finished."""
+    connection.execute("DELETE FROM snapshots WHERE offset = ?", (snapshot.offset,))
     connection.execute(
-        "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
         (
+            identity,
             snapshot.offset,
             snapshot.head,
             snapshot.term,
             snapshot.fold_version,
             snapshot.digest,
-            chunks,
         ),
     )
     connection.execute(
-        "DELETE FROM snapshots WHERE offset NOT IN (SELECT offset FROM snapshots ORDER BY offset DESC LIMIT ?)",
+        "DELETE FROM snapshots WHERE id NOT IN (SELECT id FROM snapshots ORDER BY offset DESC LIMIT ?)",
         (_SNAPSHOTS_KEPT,),
     )
     connection.execute(
-        "DELETE FROM snapshot_chunks WHERE snapshot NOT IN (SELECT offset FROM snapshots)"
+        "DELETE FROM snapshot_chunks WHERE snapshot NOT IN (SELECT id FROM snapshots)"
     )
 
 
-def _snapshot_data(connection: sqlite3.Connection, offset: int) -> bytes:
+def _snapshot_data(connection: sqlite3.Connection, identity: int) -> bytes:
     sql = "SELECT data FROM snapshot_chunks WHERE snapshot = ? ORDER BY chunk"
-    return b"".join([data for (data,) in connection.execute(sql, (offset,))])
+    return b"".join([data for (data,) in connection.execute(sql, (identity,))])

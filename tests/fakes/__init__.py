@@ -1,0 +1,1 @@
+"""Small fakes of the ports, held to the same contract suites as the adapters they stand for."""
