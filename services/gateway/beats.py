@@ -1,0 +1,64 @@
+"""Beats on their way: collected by partition for at most BATCH_MS, so that one record carries all of them.
+
+Never acknowledges: it says which beats are in their topic, and the sessions decide what that is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias
+
+from services.gateway.effects import Effects, Now
+from services.runtime import topics
+from services.runtime.ports import Outgoing, PortError
+from tidemill.v1 import telemetry_pb2
+
+BATCH_MS: Final = 250
+# A full batch does not wait; 2,000 beats are about 100 KB.
+BATCH_BEATS: Final = 2_000
+
+Published: TypeAlias = Callable[[Sequence[telemetry_pb2.Beat], Now], None]
+
+
+class Beats:
+    """Beats not yet published; `published` is told those that are."""
+
+    def __init__(
+        self, effects: Effects, *, gateway: str, partitions: int, published: Published
+    ) -> None:
+        self._effects = effects
+        self._gateway = gateway
+        self._partitions = partitions
+        self._published = published
+        self._waiting: dict[int, list[telemetry_pb2.Beat]] = {}
+        self._timed = False
+
+    def take(self, beat: telemetry_pb2.Beat, now: Now) -> None:
+        """A node's heart beat."""
+        partition = topics.partition_of(beat.node.encode(), self._partitions)
+        waiting = self._waiting.setdefault(partition, [])
+        waiting.append(beat)
+        if not self._timed:
+            self._timed = True
+            self._effects.at(now.mono_ms + BATCH_MS, self._due)
+        if len(waiting) >= BATCH_BEATS:
+            self.flush(now)
+
+    def _due(self, now: Now) -> None:
+        self._timed = False
+        self.flush(now)
+
+    def flush(self, now: Now) -> None:
+        """Publish all of it, one record a partition."""
+        for partition, beats in sorted(self._waiting.items()):
+            batch = telemetry_pb2.BeatBatch(gateway=self._gateway, at_ms=now.wall_ms, beats=beats)
+            record = Outgoing(topics.BEATS.suffix, b"", batch.SerializeToString(), partition)
+            self._effects.publish([record], partial(self._written, beats))
+        self._waiting = {}
+
+    def _written(
+        self, beats: Sequence[telemetry_pb2.Beat], error: PortError | None, now: Now
+    ) -> None:
+        if error is None:  # A beat that was not stored gets no answer; the agent's next one may.
+            self._published(beats, now)

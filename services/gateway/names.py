@@ -1,0 +1,143 @@
+"""Which job a person means: a full id, a small number, or the beginning of an id. Pure.
+
+What is meant by more than one job is an error that lists them, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from services.gateway.refusal import Refusal, Status
+from services.runtime.ids import JOB_ID_CHARS
+from statemachines.cluster import Cluster
+from statemachines.job import ENDED, Job, JobState
+from statemachines.node import Node
+from statemachines.queue import Queue
+from statemachines.values import JobId, NodeId, QueueId
+from tidemill.v1 import job_service_pb2
+
+CANDIDATES_SHOWN: Final = 5
+_WHOLE_ID: Final = re.compile(rf"[a-z][a-z2-7]{{{JOB_ID_CHARS - 1}}}(_[0-9]+)?")
+
+
+def find_job(cluster: Cluster, text: str) -> Job:
+    """The one job that `text` names; raises Refusal."""
+    found = cluster.jobs.get(JobId(text))
+    if found is None and text.isdecimal() and len(text) < 19:
+        found = cluster.job_at(int(text))
+    if found is not None:
+        return found
+    candidates = _starting_with(cluster, text)
+    if len(candidates) == 1:
+        return candidates[0]
+    raise _ambiguous(text, candidates) if candidates else _unknown(text)
+
+
+def _starting_with(cluster: Cluster, text: str) -> list[Job]:
+    """One more than is shown, at most: enough to know that there are more."""
+    found: list[Job] = []
+    for name, job in cluster.jobs.items():
+        if name.startswith(text):
+            found.append(job)
+            if len(found) > CANDIDATES_SHOWN:
+                break
+    return found
+
+
+def _unknown(text: str) -> Refusal:
+    return Refusal(
+        Status.NOT_FOUND,
+        "unknown_job",
+        f"no job {text!r} is known here. A job that ended a while ago has left: `tidemill history {text}` "
+        "reads the log; `tidemill jobs` lists those that are here",
+    )
+
+
+def _ambiguous(text: str, candidates: list[Job]) -> Refusal:
+    shown = ", ".join(
+        f"{job.id} ({job.spec.name}, {job.state})" for job in candidates[:CANDIDATES_SHOWN]
+    )
+    more = ", ..." if len(candidates) > CANDIDATES_SHOWN else ""
+    array = all(job.id.rpartition("_")[0] == text for job in candidates)
+    what = (
+        "is an array: name one of its jobs"
+        if array
+        else "is the beginning of several ids: add letters"
+    )
+    return Refusal(Status.INVALID_ARGUMENT, "ambiguous_job", f"{text!r} {what}: {shown}{more}")
+
+
+def find_node(cluster: Cluster, text: str) -> Node:
+    """The node of that name; raises Refusal."""
+    found = cluster.nodes.get(NodeId(text))
+    if found is None:
+        raise Refusal(
+            Status.NOT_FOUND,
+            "unknown_node",
+            f"no node {text!r} has ever attached to this cell, or it was removed; `tidemill nodes` lists them",
+        )
+    return found
+
+
+def find_queue(cluster: Cluster, text: str) -> Queue:
+    """The queue of that name; raises Refusal."""
+    found = cluster.queues.get(QueueId(text))
+    if found is None:
+        raise Refusal(
+            Status.NOT_FOUND,
+            "unknown_queue",
+            f"there is no queue {text!r}; `tidemill queues` lists them, `tidemill apply FILE` makes one",
+        )
+    return found
+
+
+class Selection:
+    """A JobFilter against one fold: `fixed` holds for the life of a job, `matches` also looks at its state."""
+
+    def __init__(self, cluster: Cluster, wanted: job_service_pb2.JobFilter) -> None:
+        unknown = sorted(set(wanted.states) - {state.value for state in JobState})
+        if unknown:
+            known = ", ".join(JobState)
+            raise Refusal(
+                Status.INVALID_ARGUMENT, "unknown_state", f"no state {unknown[0]!r}: use {known}"
+            )
+        self._cluster = cluster
+        self._states = frozenset(wanted.states)
+        self._live_only = not (wanted.states or wanted.all or wanted.jobs)
+        self._queue = find_queue(cluster, wanted.queue).id if wanted.queue else ""
+        self._by = wanted.by
+        self._name = wanted.name_contains
+        self.jobs = frozenset([self._named(text) for text in wanted.jobs])
+
+    def fixed(self, job: Job) -> bool:
+        """Id, queue (or one above it), owner and name are as wanted."""
+        if self.jobs and job.id not in self.jobs and job.id.rpartition("_")[0] not in self.jobs:
+            return False
+        if self._by and job.by != self._by:
+            return False
+        if self._name and self._name not in job.spec.name:
+            return False
+        line = self._cluster.queue_line(job.spec.queue) if self._queue else ()
+        return not self._queue or any(queue.id == self._queue for queue in line)
+
+    def matches(self, job: Job) -> bool:
+        """All of it; jobs that have ended only when they were asked for."""
+        if self._live_only and job.state in ENDED:
+            return False
+        return (not self._states or job.state.value in self._states) and self.fixed(job)
+
+    def candidates(self, *, below: int = 0) -> Iterator[Job]:
+        """Jobs that match, newest first; with `below` only those with a smaller number."""
+        numbers: Iterable[int] = reversed(self._cluster.job_numbers)
+        for number in numbers:
+            if below and number >= below:
+                continue
+            job = self._cluster.jobs[self._cluster.job_numbers[number]]
+            if self.matches(job):
+                yield job
+
+    def _named(self, text: str) -> str:
+        """What a number or a beginning stands for; a whole id is taken as it is, known yet or not, an array's too."""
+        return text if _WHOLE_ID.fullmatch(text) else find_job(self._cluster, text).id

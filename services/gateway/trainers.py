@@ -1,0 +1,131 @@
+"""What trainers say and ask, each for its own (job, attempt) alone.
+
+A report of an attempt that the fold shows to be over is refused here, so that a trainer which has been replaced learns
+it at once; the leader refuses it in any case. Progress is telemetry; reports are answered when they are durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import Message
+
+from services.gateway.auth import Caller, may_speak_for
+from services.gateway.effects import Effects, Now
+from services.gateway.pending import not_stored
+from services.gateway.progress import ProgressTable
+from services.gateway.refusal import Refusal, Status
+from services.gateway.validation import check
+from services.runtime import topics
+from services.runtime.codec import encode_value
+from services.runtime.ports import Outgoing, PortError
+from statemachines.checkpoint import CheckpointState
+from statemachines.cluster import Cluster
+from statemachines.job import ENDED, Job
+from statemachines.values import JobId
+from tidemill.v1 import common_pb2
+from tidemill.v1 import training_service_pb2 as training
+
+# What a trainer may report; the other kinds are an agent's.
+KINDS: Final = (
+    "save_began", "saved", "save_failed", "removed", "resumed", "load_failed", "save_answered", "finished",
+)  # fmt: skip
+
+
+class Trainers:
+    """TrainingService."""
+
+    def __init__(
+        self, cluster: Cluster, effects: Effects, progress: ProgressTable, *, gateway: str
+    ) -> None:
+        self._cluster = cluster
+        self._effects = effects
+        self._progress = progress
+        self._gateway = gateway
+
+    def report_progress(
+        self, call: int, caller: Caller, request: training.ReportProgressRequest, now: Now
+    ) -> None:
+        """Answers when the records are in their topic."""
+        check(request)
+        for progress in request.progress:
+            may_speak_for(caller, progress.job, progress.attempt)
+        self._current(caller)
+        records = []
+        for progress in request.progress:
+            self._progress.take(progress, now.wall_ms)
+            progress.token = ""  # It has done its duty, and is a secret.
+            key = progress.job.encode()
+            records.append(Outgoing(topics.PROGRESS.suffix, key, progress.SerializeToString()))
+        self._publish(call, records, training.ReportProgressResponse())
+
+    def report_checkpoint(
+        self, call: int, caller: Caller, request: training.ReportCheckpointRequest, now: Now
+    ) -> None:
+        """Answers when the report is durable."""
+        report = request.report
+        report.principal.name, report.principal.method = caller.principal, caller.method
+        report.gateway = self._gateway
+        report.at_ms = report.at_ms or now.wall_ms
+        check(request)
+        kind = report.WhichOneof("kind")
+        if kind not in KINDS:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                "not_a_trainers_report",
+                f"a trainer reports {', '.join(KINDS)}, not {kind}",
+            )
+        said = getattr(report, kind)
+        may_speak_for(caller, said.job, 0 if kind == "removed" else said.attempt)
+        self._current(caller)
+        record = Outgoing(topics.REPORTS.suffix, said.job.encode(), report.SerializeToString())
+        self._publish(call, [record], training.ReportCheckpointResponse())
+
+    def get_advice(
+        self, caller: Caller, request: training.GetAdviceRequest
+    ) -> training.GetAdviceResponse:
+        """Where to start from, and what may be removed. The interval stays 0: how often gangs fail is not measured yet."""
+        check(request)
+        may_speak_for(caller, request.job, request.attempt)
+        job = self._current(caller)
+        attempt = self._cluster.find_attempt(JobId(request.job), request.attempt)
+        if job is None or attempt is None:
+            raise Refusal(
+                Status.UNAVAILABLE,
+                "attempt_not_seen_yet",
+                f"this gateway has not read attempt {request.attempt} of job {request.job} in the log yet; ask again",
+                retry_after_ms=500,
+            )
+        released = [
+            each.step
+            for each in self._cluster.checkpoints.get(job.id, ())
+            if each.state is CheckpointState.RELEASED
+        ]
+        return training.GetAdviceResponse(
+            resume=common_pb2.ResumePoint(**encode_value(attempt.resume)),
+            released_steps=released,
+            durable_step=job.durable_step,
+        )
+
+    def _current(self, caller: Caller) -> Job | None:
+        """The job, None when this gateway has not read of it or of this attempt yet; raises Refusal when it is over."""
+        assert caller.attempt is not None, "only a job token comes this far"
+        name, attempt = caller.attempt
+        job = self._cluster.jobs.get(JobId(name))
+        if job is not None and (job.attempt > attempt or job.state in ENDED):
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                "attempt_over",
+                f"attempt {attempt} of job {name} is over (the job is {job.state}, at attempt {job.attempt}): "
+                "stop, nothing that this attempt saves will be used",
+            )
+        return job
+
+    def _publish(self, call: int, records: Sequence[Outgoing], answer: Message) -> None:
+        self._effects.publish(records, partial(self._written, call, answer))
+
+    def _written(self, call: int, answer: Message, error: PortError | None, _now: Now) -> None:
+        result = answer if error is None else not_stored(error)
+        self._effects.answers.append((call, result))
