@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tidemill.client import Client
     from tidemill.errors import TidemillError
+    from tidemill.jobfile import job_request
 
-__all__ = ["Client", "TidemillError"]
+__all__ = ["Client", "TidemillError", "job_request"]
 
-_HOME = {"Client": "client", "TidemillError": "errors"}
+_HOME = {"Client": "client", "TidemillError": "errors", "job_request": "jobfile"}
 
 
 def __getattr__(name: str) -> Any:
