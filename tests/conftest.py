@@ -12,6 +12,9 @@ from hypothesis import settings
 IN_CI = os.environ.get("CI") == "true"
 REAL_SERVICES = ("etcd", "kafka")
 
+# Real Kafka and etcd for whoever asks; starts nothing by itself.
+pytest_plugins = ("tests.fixtures.stack",)
+
 # One history for everyone in CI; new examples at a desk. A slow machine is not a failed test.
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("desk", deadline=None, print_blob=True)

@@ -161,10 +161,11 @@ class Stack:
 
     def wipe(self) -> None:
         """Delete the data of a stack that is down."""
-        running = [name for name in self.names if self.condition(name) is not Condition.DOWN]
-        if running:
-            raise StackError(f"{', '.join(running)} still run; first: down")
-        shutil.rmtree(self.root)
+        with _locked(self.root):
+            running = [name for name in self.names if self.condition(name) is not Condition.DOWN]
+            if running:
+                raise StackError(f"{', '.join(running)} still run; first: down")
+            shutil.rmtree(self.root)
 
     def start(self, *names: str) -> list[str]:
         """Start these members (all, if none is named) from their saved data; return those started.

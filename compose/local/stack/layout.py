@@ -18,7 +18,7 @@ LOGGING: Final = KAFKA / "log4j2.properties"
 FORMAT: Final = 1
 PORTS_OF_BROKER: Final = 5
 PORTS_OF_ETCD: Final = 3
-LISTENERS: Final = ("CLIENT", "BROKER", "CONTROLLER", "PROXIED")
+LISTENERS: Final = ("CLIENT", "BROKER", "CONTROLLER", "OUTER")
 # Measured: an idle broker stays under this heap with 300 topics; a small heap keeps RSS honest.
 JVM: Final = (
     "-Xms64m",
@@ -34,8 +34,8 @@ JVM: Final = (
 class Broker:
     """The ports of one broker; `client` is the one for programs.
 
-    A fault proxy may listen on `faulty` and forward to `proxied`: a program that bootstraps from
-    `faulty` then reaches this broker through that proxy only.
+    A fault proxy may listen on `outer_advertised` and forward to `outer`: a program that
+    bootstraps from there reaches this broker through that proxy only.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Broker:
     client: int
     broker: int
     controller: int
-    proxied: int
-    faulty: int
+    outer: int
+    outer_advertised: int
 
     @property
     def listens(self) -> tuple[int, ...]:
-        return (self.client, self.broker, self.controller, self.proxied)
+        return (self.client, self.broker, self.controller, self.outer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,11 @@ def parse(text: str) -> Layout:
 def broker_properties(layout: Layout, broker: Broker, *, data: Path) -> str:
     """Fill the broker template: as many replicas as brokers, three at most; two must have a write."""
     ports = dict(zip(LISTENERS, broker.listens, strict=True))
-    advertised = {"CLIENT": broker.client, "BROKER": broker.broker, "PROXIED": broker.faulty}
+    advertised = {
+        "CLIENT": broker.client,
+        "BROKER": broker.broker,
+        "OUTER": broker.outer_advertised,
+    }
     return string.Template(TEMPLATE.read_text()).substitute(
         node_id=broker.node_id,
         voters=",".join(f"{b.node_id}@{HOST}:{b.controller}" for b in layout.brokers),

@@ -90,15 +90,35 @@ def condition(identity: Identity | None) -> Condition:
     state, started = _state_and_start(stat)
     if (started, boot) != (identity.started_ticks, identity.boot):
         return Condition.DOWN  # The pid is someone else's by now.
-    if state in {"Z", "X"}:
-        _collect(identity.pid)
+    if state in {"Z", "X"} and _has_ended(identity.pid):
         return Condition.DOWN
     return Condition.PAUSED if state in {"T", "t"} else Condition.RUNNING
 
 
-def _collect(pid: int) -> None:
-    with suppress(ChildProcessError):  # Another launcher's child: init, or that one, collects it.
-        os.waitpid(pid, os.WNOHANG)
+def _has_ended(pid: int) -> bool:
+    """Whether a process whose first thread is dead is gone as a whole, its sockets closed.
+
+    After SIGKILL the first thread of a JVM is a zombie while others still hold its ports.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ended = _await_end(handle, timeout_ms=0)
+    finally:
+        os.close(handle)
+    if ended:
+        with suppress(ChildProcessError):  # Not our child: init, or another launcher, collects it.
+            os.waitpid(pid, os.WNOHANG)
+    return ended
+
+
+def _await_end(handle: int, *, timeout_ms: float | None) -> bool:
+    """Wait for the end of the process, all threads, that a pidfd stands for."""
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
+    return bool(ended.poll(timeout_ms))
 
 
 def send(identity: Identity | None, number: signal.Signals) -> bool:
@@ -131,9 +151,8 @@ def wait_gone(identity: Identity | None, *, timeout_s: float | None) -> bool:
         return True
     try:
         if condition(identity) is not Condition.DOWN:
-            ended = select.poll()
-            ended.register(handle, select.POLLIN)
-            ended.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)
+            timeout_ms = None if timeout_s is None else max(0.0, timeout_s) * 1000
+            _await_end(handle, timeout_ms=timeout_ms)
     finally:
         os.close(handle)
     return condition(identity) is Condition.DOWN
