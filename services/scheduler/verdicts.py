@@ -1,6 +1,7 @@
 """Verdicts: the health processor's judgement, a hint until it is recorded here. Repeats and old ones are weather.
 
-While an incident is on (mass silence), no node is lost: the processor says so again when it is over.
+Facts of a verdict carry no `by`: nobody asked; the input that they name tells an audit which judge it was. While an
+incident is on (mass silence), no node is lost: the processor says so again when it is over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Final
 from services.scheduler import attempts, nodes
 from services.scheduler.draft import Draft, UnfitError
 from services.scheduler.exit_codes import Blame
-from services.scheduler.wire import NAME_CHARS, need, need_name, parse, value
+from services.scheduler.wire import need, need_name, parse, value
 from statemachines.attempt import Attempt, AttemptState
 from statemachines.cluster import Cluster
 from statemachines.device import DeviceState
@@ -43,7 +44,6 @@ def decide(draft: Draft, stored: bytes) -> None:
     kind = verdict.WhichOneof("kind")
     need(kind is not None, "a verdict of no kind that this version knows")
     assert kind is not None
-    draft.by = verdict.judge[:NAME_CHARS]
     _HANDLERS[kind](draft, getattr(verdict, kind))
 
 

@@ -1,0 +1,63 @@
+"""A job from submission to its end, when nothing goes wrong."""
+
+from __future__ import annotations
+
+from statemachines import facts
+from statemachines.entry import Recorded
+from statemachines.values import (
+    Cause,
+    Evidence,
+    Grant,
+    JobNext,
+    Outcome,
+    Placement,
+    Reason,
+    ResumePoint,
+)
+from tests.services.scheduler.cell import ALICE, Cell, spec
+
+
+def test_a_submitted_job_is_admitted_placed_started_and_succeeds() -> None:
+    cell = Cell()
+    cell.nodes("n1")
+    wanted = spec()
+    key = cell.submit("a", wanted)
+    admitted, placed = cell.step()
+    assert isinstance(admitted, facts.JobAdmitted)
+    assert admitted == facts.JobAdmitted("a", 1, 0, wanted, key, admitted.digest)
+    assert isinstance(placed, facts.GangPlaced)
+    assert placed == facts.GangPlaced(
+        "a",
+        1,
+        (Placement("a.1.0", "n1", 0, "worker", (Grant(0, 1000),), 1000, 1024),),
+        ResumePoint(),
+        placed.master_port,
+        Reason("tightest_fit", "1 on 1 node(s) that it leaves least room on: n1"),
+    )
+    cell.began("a.1.0")
+    assert cell.step() == [facts.RunStarted("a.1.0"), facts.AttemptStarted("a", 1)]
+    cell.ended("a.1.0")
+    assert cell.step() == [
+        facts.RunEnded("a.1.0", 0, 0, Evidence.EXIT_STATUS, ""),
+        facts.AttemptEnded(
+            "a", 1, Outcome.SUCCEEDED, Cause.PROGRAM_EXITED, "", JobNext.SUCCEEDED, 0
+        ),
+    ]
+    assert cell.step(after_ms=cell.policy.retire_after_ms) == [facts.JobRetired("a")]
+
+
+def test_facts_say_who_asked_and_which_input_caused_them() -> None:
+    cell = Cell()
+    cell.nodes("n1")
+    cell.submit("a")
+    cell.submit("b", by="user:bob")
+    cell.step()
+    who = [(type(each.fact).__name__, each.by, each.input) for each in cell.recorded]
+    assert who == [
+        ("NodeJoined", "node:n1", 1),
+        ("JobAdmitted", ALICE, 1),
+        ("JobAdmitted", "user:bob", 2),
+        ("GangPlaced", "", 0),
+        ("GangPlaced", "", 0),
+    ]
+    assert all(isinstance(each, Recorded) for each in cell.recorded)
