@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+
 import msgspec
 
 from services.runtime.ports import EventLog, SnapshotRecord, Snapshots
