@@ -248,8 +248,9 @@ def _field(hint: Any, field: FieldDescriptor) -> tuple[str, str]:
         decode, encode = _item(hint, field)
         return decode, encode
     (item, _) = typing.get_args(hint)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        _expect(field, item == tuple[str, str])
+    if item == tuple[str, str]:  # GetOptions would tell a map from a list, for ten MiB of memory.
+        entry = field.message_type
+        _expect(field, entry is not None and [each.name for each in entry.fields] == ["key", "value"])
         return "tuple(sorted({}.items()))", "dict({})"
     decode, encode = _item(item, field)
     if decode == encode:
