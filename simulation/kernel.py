@@ -1,0 +1,84 @@
+"""Virtual time and seeded chance: the only sources of order and luck in a simulation.
+
+Events happen in order of (time, sequence of scheduling), so a history is a function of its seed. Time is whole
+microseconds. Each stream of chance is drawn from (seed, name), so that one more draw in one place moves no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from typing import Final
+
+US_PER_MS: Final = 1_000
+US_PER_S: Final = 1_000_000
+
+
+class Timer:
+    """A scheduled call; `cancel` keeps it from happening."""
+
+    __slots__ = ("at_us", "call")
+
+    def __init__(self, at_us: int, call: Callable[[], None] | None) -> None:
+        self.at_us = at_us
+        self.call = call
+
+    def cancel(self) -> None:
+        """It does not happen; harmless when it has."""
+        self.call = None
+
+
+class Kernel:
+    """Virtual time of one history."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.now_us = 0
+        self.events = 0
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._sequence = 0
+        self._history = hashlib.sha256()
+
+    @property
+    def now_ms(self) -> int:
+        """Milliseconds since the history began."""
+        return self.now_us // US_PER_MS
+
+    def chance(self, name: str) -> random.Random:
+        """A stream of chance of its own."""
+        key = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+        return random.Random(int.from_bytes(key, "big"))
+
+    def at(self, at_us: int, call: Callable[[], None]) -> Timer:
+        """Call at a time; now when that is past. Calls of one time happen in the order they were scheduled in."""
+        timer = Timer(max(at_us, self.now_us), call)
+        self._sequence += 1
+        heapq.heappush(self._heap, (timer.at_us, self._sequence, timer))
+        return timer
+
+    def after(self, delay_us: int, call: Callable[[], None]) -> Timer:
+        """Call after a delay."""
+        return self.at(self.now_us + delay_us, call)
+
+    def run_until(self, at_us: int) -> None:
+        """Let everything up to and including this time happen."""
+        heap = self._heap
+        while heap and heap[0][0] <= at_us:
+            when, _, timer = heapq.heappop(heap)
+            if timer.call is None:
+                continue
+            self.now_us = when
+            self.events += 1
+            call, timer.call = timer.call, None
+            call()
+        self.now_us = max(self.now_us, at_us)
+
+    def note(self, what: str) -> None:
+        """Make something that happened part of the history's digest."""
+        self._history.update(f"{self.now_us} {what}\n".encode())
+
+    def digest(self) -> str:
+        """Of all that was noted: equal for equal seeds."""
+        return self._history.hexdigest()
