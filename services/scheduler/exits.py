@@ -70,3 +70,9 @@ class InputGapExitError(SchedulerExitError):
     """Inputs are gone that were never decided. Nothing was skipped."""
 
     code = ExitCode.INPUT_GAP
+
+
+class FoldBrokenError(SchedulerExitError):
+    """A fact was written that the fold calls illegal: a bug, ours or of the version that wrote it."""
+
+    code = ExitCode.FOLD_BROKEN

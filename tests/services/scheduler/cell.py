@@ -27,7 +27,12 @@ ALICE = "user:alice"
 
 
 def spec(
-    *, name: str = "train", queue: str = "default", members: int = 1, devices: int = 1, **rest: object
+    *,
+    name: str = "train",
+    queue: str = "default",
+    members: int = 1,
+    devices: int = 1,
+    **rest: object,
 ) -> JobSpec:
     """A job of `members` equal members."""
     role = Role("worker", members, Resources(1000, 1024, devices))
@@ -133,13 +138,17 @@ class Cell:
         return key
 
     def submit(
-        self, job: str, wanted: JobSpec | None = None, *, count: int = 0, by: str = ALICE, key: str = ""
+        self,
+        job: str,
+        wanted: JobSpec | None = None,
+        *,
+        count: int = 0,
+        by: str = ALICE,
+        key: str = "",
     ) -> str:
         """A SubmitJob; answers the request's key."""
         message = common_pb2.JobSpec(**codec.encode_value(wanted or spec()))
-        return self.ask(
-            requests_pb2.SubmitJob(job=job, spec=message, count=count), by=by, key=key
-        )
+        return self.ask(requests_pb2.SubmitJob(job=job, spec=message, count=count), by=by, key=key)
 
     def report(self, kind: Message, *, node: str = "", incarnation: int = 1, by: str = "") -> None:
         """A report of an agent (with `node`) or of a trainer."""
@@ -174,7 +183,9 @@ class Cell:
             address="127.0.0.1",
             cpu_milli=cpu_milli,
             memory_mib=65_536,
-            devices=[common_pb2.Device(index=i, model="H100", uuid=f"{node}-{i}") for i in range(devices)],
+            devices=[
+                common_pb2.Device(index=i, model="H100", uuid=f"{node}-{i}") for i in range(devices)
+            ],
             nics=[common_pb2.Nic(name=name, up=True) for name in nics],
             boot_id=boot,
         )
@@ -183,9 +194,7 @@ class Cell:
 
     def began(self, run: str, *, incarnation: int = 1) -> None:
         """The agent of a run's node says that it began."""
-        self.report(
-            reports_pb2.RunBegan(run=run), node=self.node_of(run), incarnation=incarnation
-        )
+        self.report(reports_pb2.RunBegan(run=run), node=self.node_of(run), incarnation=incarnation)
 
     def ended(
         self,
@@ -204,7 +213,14 @@ class Cell:
         self.report(kind, node=self.node_of(run), incarnation=incarnation)
 
     def saved(
-        self, job: str, step: int, *, attempt: int = 1, reach: str = "CELL", node: str = "", by_marker: bool = False
+        self,
+        job: str,
+        step: int,
+        *,
+        attempt: int = 1,
+        reach: str = "CELL",
+        node: str = "",
+        by_marker: bool = False,
     ) -> None:
         """A trainer says that a checkpoint is durable."""
         self.report(
