@@ -1,0 +1,5 @@
+"""`python -m tidemill.cli` is `tidemill`."""
+
+from tidemill.cli import main
+
+main()
