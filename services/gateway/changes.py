@@ -12,7 +12,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from services.gateway.auth import Caller, may_change
-from services.gateway.names import find_job, find_node
+from services.gateway.names import find_jobs, find_node
 from services.gateway.reads import Reads
 from statemachines.job import Job
 from tidemill.v1 import fleet_service_pb2 as fleet
@@ -53,28 +53,30 @@ def change_of(reads: Reads, caller: Caller, request: ChangeRequest) -> Change:
 
 
 def _of_job(reads: Reads, caller: Caller, request: JobChange) -> Change:
-    job = find_job(reads.cluster, request.job)
-    may_change(caller, owner=job.by, what=f"job {job.id}")
-    id_, message = job.id, getattr(request, "message", "")
+    name, found = find_jobs(reads.cluster, request.job)
+    for each in found:
+        may_change(caller, owner=each.by, what=f"job {each.id}")
+    job, message = found[0], getattr(request, "message", "")
     match request:
         case jobs.CancelJobRequest():
-            cancel = wishes.CancelJob(job=id_, message=message)
-            return _job("cancel_job", cancel, reads, job, jobs.CancelJobResponse)
+            cancel = wishes.CancelJob(job=name, message=message)
+            return _job("cancel_job", cancel, reads, name, job, jobs.CancelJobResponse)
         case jobs.HoldJobRequest():
-            hold = wishes.HoldJob(job=id_, message=message)
-            return _job("hold_job", hold, reads, job, jobs.HoldJobResponse)
+            hold = wishes.HoldJob(job=name, message=message)
+            return _job("hold_job", hold, reads, name, job, jobs.HoldJobResponse)
         case jobs.ReleaseJobRequest():
-            release = wishes.ReleaseJob(job=id_)
-            return _job("release_job", release, reads, job, jobs.ReleaseJobResponse)
+            release = wishes.ReleaseJob(job=name)
+            return _job("release_job", release, reads, name, job, jobs.ReleaseJobResponse)
         case jobs.RequeueJobRequest():
-            requeue = wishes.RequeueJob(job=id_, message=message, save_first=request.save_first)
-            return _job("requeue_job", requeue, reads, job, jobs.RequeueJobResponse)
+            requeue = wishes.RequeueJob(job=name, message=message, save_first=request.save_first)
+            return _job("requeue_job", requeue, reads, name, job, jobs.RequeueJobResponse)
 
 
 def _job(
-    kind: str, wish: Message, reads: Reads, job: Job, answer: Callable[..., Message]
+    kind: str, wish: Message, reads: Reads, name: str, job: Job, answer: Callable[..., Message]
 ) -> Change:
-    return Change(kind, wish, job.id, lambda: answer(job=reads.job(job.id)))
+    """Of an array the first job that is still here is shown."""
+    return Change(kind, wish, name, lambda: answer(job=reads.job(job.id)))
 
 
 def _of_node(reads: Reads, request: NodeChange) -> Change:

@@ -35,6 +35,17 @@ def find_job(cluster: Cluster, text: str) -> Job:
     raise _ambiguous(text, candidates) if candidates else _unknown(text)
 
 
+def find_jobs(cluster: Cluster, text: str) -> tuple[str, list[Job]]:
+    """What a change names, and the jobs it means: one, or those of an array that are still here. Raises Refusal."""
+    try:
+        job = find_job(cluster, text)
+    except Refusal as refusal:
+        if refusal.code != "is_array":
+            raise
+        return text, [job for job in cluster.jobs.values() if job.id.rpartition("_")[0] == text]
+    return job.id, [job]
+
+
 def _starting_with(cluster: Cluster, text: str) -> list[Job]:
     """One more than is shown, at most: enough to know that there are more."""
     found: list[Job] = []

@@ -78,7 +78,7 @@ class AttachStream(Outbox):
 
     def too_slow(self) -> Refusal:
         return Refusal(
-            Status.RESOURCE_EXHAUSTED,
+            Status.ABORTED,
             "agent_too_slow",
             "the agent does not read what it is sent; attach again",
             retry_after_ms=RETRY_AFTER_MS,

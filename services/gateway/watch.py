@@ -66,7 +66,7 @@ class Watcher(Outbox):
 
     def too_slow(self) -> Refusal:
         return Refusal(
-            Status.RESOURCE_EXHAUSTED,
+            Status.ABORTED,
             "watcher_too_slow",
             f"more than {CHANGES_BEHIND_MAX} changes were not read in time; watch again: "
             "the views that come first make up for what was missed",

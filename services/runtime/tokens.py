@@ -23,9 +23,10 @@ import msgspec
 
 # In the cell's directory.
 TOKENS_FILE: Final = "tokens"
+# The admin's token, for `tidemill` on this machine.
+ADMIN_TOKEN_FILE: Final = "token"  # noqa: S105 - a file name
 KEYS_DIRECTORY: Final = "keys"
 CELL_KEY_FILE: Final = "cell.key"
-ADMIN_TOKEN_FILE: Final = "admin.token"  # noqa: S105 - a file name
 NODE_TOKEN_FILE: Final = "node.token"  # noqa: S105 - a file name
 # With a request id of at most 256 characters and a slash it fits in Request.request.
 _PRINCIPAL: Final = re.compile(r"[a-z]+:[A-Za-z0-9._@-]{1,56}")
@@ -137,7 +138,7 @@ def prepare_keys(directory: Path) -> CellKeys:
     keys.mkdir(mode=0o700, parents=True, exist_ok=True)
     tokens = directory / TOKENS_FILE
     cell_key = bytes.fromhex(_made_once(keys / CELL_KEY_FILE))
-    admin, node = keys / ADMIN_TOKEN_FILE, keys / NODE_TOKEN_FILE
+    admin, node = directory / ADMIN_TOKEN_FILE, keys / NODE_TOKEN_FILE
     lines = [
         token_line(_made_once(admin), Grantee("user:admin", frozenset({Role.ADMIN}))),
         token_line(_made_once(node), Grantee("service:agent", frozenset({Role.NODE}))),

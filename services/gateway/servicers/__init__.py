@@ -1,0 +1,1 @@
+"""The gRPC servicers: thin translations between calls and the core. They decide nothing and hold no state."""
