@@ -21,7 +21,7 @@ from services.scheduler import nodes, reports, requests, verdicts
 from services.scheduler.arrays import Arrays
 from services.scheduler.draft import INPUT_BYTES, Draft, Sealed, UnfitError
 from services.scheduler.duetimes import DueTimes
-from services.scheduler.exits import DeposedError, LogNewerError
+from services.scheduler.exits import DeposedError
 from statemachines.cluster import Cluster, Touched
 from statemachines.entry import Entry
 from statemachines.facts import GangPlaced, JobWaiting
@@ -138,7 +138,7 @@ class LeaderCore:
     def confirm(self, record: LogRecord) -> Entry | None:
         """Take note of the log's next record; answers our entry when this is it, None when the record is void.
 
-        Raises DeposedError when the chain went on without us, LogNewerError when a newer version did so.
+        Raises DeposedError when the chain went on without us, codec.UnknownFactError when a newer version did so.
         """
         if self._in_flight and record.value == self._in_flight[0].value:
             ours = self._in_flight.popleft().entry
@@ -165,7 +165,7 @@ class LeaderCore:
             return codec.unreadable(record.offset)
         except codec.UnknownFactError as error:
             if error.entry is None or self._extends(error.entry):
-                raise LogNewerError(str(error)) from error
+                raise
             return error.entry
 
     def _extends(self, entry: Entry) -> bool:

@@ -1,24 +1,13 @@
-"""A scheduler: recovers, stands by, leads, and ends. Turns weather and bugs into the exits that exits.py documents.
+"""A scheduler: recovers, stands by, leads, and ends.
 
 `turn` does one short piece of work, so that a service calls it in a loop and a simulation calls it when it likes.
-Weather (PortError) leaves `turn` with nothing half done: calling it again is the retry. Never reads a clock or sleeps
-but through its ports.
+Weather leaves `turn` with nothing half done: calling it again is the retry. Never reads a clock or sleeps but through
+its ports. What a supervisor makes of each way to end is in services/runtime/exits.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from services.runtime.codec import UnknownFactError
-from services.runtime.ports import DamagedError, InputGapError
 from services.runtime.recovery import recover
-from services.scheduler.exits import (
-    FoldBrokenError,
-    InputGapExitError,
-    LogDamagedError,
-    LogNewerError,
-)
 from services.scheduler.phases import Leading, Opening, Phase, Ports, Rules, Standby, Watch
 from statemachines.cluster import Cluster
 
@@ -27,8 +16,8 @@ class Scheduler:
     """One candidate for the lead of a cell."""
 
     def __init__(self, cell: str, ports: Ports, rules: Rules, watch: Watch) -> None:
-        with _documented():
-            self.recovered = recover(ports.log, ports.snapshots, cell, track=True)
+        """Recover the state; raises as `turn` does."""
+        self.recovered = recover(ports.log, ports.snapshots, cell, track=True)
         self._phase: Phase = Standby(ports, rules, watch, self.recovered.cluster)
 
     @property
@@ -53,26 +42,13 @@ class Scheduler:
         return self._phase.cluster
 
     def turn(self, timeout_s: float) -> None:
-        """One short piece of work. Raises PortError (call again), or a SchedulerExitError: end the process."""
-        with _documented():
-            self._phase = self._phase.turn(timeout_s)
+        """One short piece of work, waiting at most that long.
+
+        Raises PortError: weather, call again; but of its kinds InputGapError and DamagedError end the process, as do
+        SchedulerExitError, codec.UnknownFactError (a newer version leads) and AssertionError (a bug).
+        """
+        self._phase = self._phase.turn(timeout_s)
 
     def hand_over(self) -> None:
         """Stop cleanly: what was decided is in the log, another may lead at once. Raises as `turn` does."""
-        with _documented():
-            self._phase.hand_over()
-
-
-@contextmanager
-def _documented() -> Iterator[None]:
-    """What a supervisor and an operator can make something of."""
-    try:
-        yield
-    except InputGapError as error:
-        raise InputGapExitError(str(error)) from error
-    except DamagedError as error:
-        raise LogDamagedError(str(error)) from error
-    except UnknownFactError as error:
-        raise LogNewerError(str(error)) from error
-    except AssertionError as error:  # IllegalTransition is one.
-        raise FoldBrokenError(str(error)) from error
+        self._phase.hand_over()

@@ -207,9 +207,10 @@ class Cell:
         incarnation: int = 1,
     ) -> None:
         """The agent of a run's node says that it ended."""
+        word = common_pb2.Evidence.Value(f"EVIDENCE_{evidence.upper()}")
         kind = reports_pb2.RunFinished(
-            run=run, exit_code=exit_code, signal=signal, evidence=codec.encode_enum(evidence), message=message
-        )  # fmt: skip
+            run=run, exit_code=exit_code, signal=signal, evidence=word, message=message
+        )
         self.report(kind, node=self.node_of(run), incarnation=incarnation)
 
     def saved(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
 
 from services.runtime import codec
-from services.runtime.ports import EventLog, Leadership, LogRecord, Outgoing, PortError, Snapshots
+from services.runtime.ports import (
+    EventLog,
+    InputRecord,
+    Leadership,
+    LogRecord,
+    Outgoing,
+    PortError,
+    Snapshots,
+)
 from services.runtime.reader import Folded, LogReader
 from services.scheduler.core import Step
 from services.scheduler.driver import Scheduler
@@ -176,7 +184,9 @@ class Stage:
 
 
 class _NoWait(MemoryInputs):
-    def read(self, positions, *, limit, timeout_s):  # type: ignore[no-untyped-def]
+    def read(
+        self, positions: Mapping[tuple[str, int], int], *, limit: int, timeout_s: float
+    ) -> Sequence[InputRecord]:
         return super().read(positions, limit=limit, timeout_s=0)
 
 

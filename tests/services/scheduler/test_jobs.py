@@ -8,13 +8,19 @@ from statemachines.values import (
     Cause,
     Evidence,
     Grant,
+    JobId,
     JobNext,
+    NodeId,
     Outcome,
     Placement,
     Reason,
     ResumePoint,
+    RunId,
 )
 from tests.services.scheduler.cell import ALICE, Cell, spec
+
+A = JobId("a")
+RUN = RunId("a.1.0")
 
 
 def test_a_submitted_job_is_admitted_placed_started_and_succeeds() -> None:
@@ -24,26 +30,24 @@ def test_a_submitted_job_is_admitted_placed_started_and_succeeds() -> None:
     key = cell.submit("a", wanted)
     admitted, placed = cell.step()
     assert isinstance(admitted, facts.JobAdmitted)
-    assert admitted == facts.JobAdmitted("a", 1, 0, wanted, key, admitted.digest)
+    assert admitted == facts.JobAdmitted(A, 1, 0, wanted, key, admitted.digest)
     assert isinstance(placed, facts.GangPlaced)
     assert placed == facts.GangPlaced(
-        "a",
+        A,
         1,
-        (Placement("a.1.0", "n1", 0, "worker", (Grant(0, 1000),), 1000, 1024),),
+        (Placement(RUN, NodeId("n1"), 0, "worker", (Grant(0, 1000),), 1000, 1024),),
         ResumePoint(),
         placed.master_port,
         Reason("tightest_fit", "1 on 1 node(s) that it leaves least room on: n1"),
     )
     cell.began("a.1.0")
-    assert cell.step() == [facts.RunStarted("a.1.0"), facts.AttemptStarted("a", 1)]
+    assert cell.step() == [facts.RunStarted(RUN), facts.AttemptStarted(A, 1)]
     cell.ended("a.1.0")
     assert cell.step() == [
-        facts.RunEnded("a.1.0", 0, 0, Evidence.EXIT_STATUS, ""),
-        facts.AttemptEnded(
-            "a", 1, Outcome.SUCCEEDED, Cause.PROGRAM_EXITED, "", JobNext.SUCCEEDED, 0
-        ),
+        facts.RunEnded(RUN, 0, 0, Evidence.EXIT_STATUS, ""),
+        facts.AttemptEnded(A, 1, Outcome.SUCCEEDED, Cause.PROGRAM_EXITED, "", JobNext.SUCCEEDED, 0),
     ]
-    assert cell.step(after_ms=cell.policy.retire_after_ms) == [facts.JobRetired("a")]
+    assert cell.step(after_ms=cell.policy.retire_after_ms) == [facts.JobRetired(A)]
 
 
 def test_facts_say_who_asked_and_which_input_caused_them() -> None:
