@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import unique
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -156,6 +156,8 @@ def advance(  # noqa: C901 - one case a fact
             return replace(attempt, finished_step=step)
         case AttemptResumed(step=step) | ResumeMismatched(step=step):
             return replace(attempt, resumed_step=step)
+        case _:
+            assert_never(fact)
 
 
 def _ended(attempt: Attempt, fact: AttemptEnded, at_ms: int) -> Attempt:

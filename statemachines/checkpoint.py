@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import unique
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -117,6 +117,8 @@ def advance(checkpoint: Checkpoint, fact: CheckpointFact, at_ms: int) -> Checkpo
             CheckpointFailed() | CheckpointReleased() | CheckpointRemoved() | CheckpointCondemned()
         ):
             return replace(checkpoint, state=state)
+        case _:
+            assert_never(fact)
 
 
 def keep(others: tuple[Checkpoint, ...], one: Checkpoint) -> tuple[Checkpoint, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import unique
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -50,3 +50,5 @@ def advance(device: Device, fact: DeviceFact) -> Device:
             return replace(device, state=state, reason=reason)
         case DeviceRecovered():
             return replace(device, state=state, reason=None)
+        case _:
+            assert_never(fact)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import unique
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -168,6 +168,8 @@ def advance(job: Job, fact: JobFact, at_ms: int) -> Job:  # noqa: C901 - one cas
                 reason_at_ms=at_ms,
                 outcome="",
             )
+        case _:
+            assert_never(fact)
 
 
 def _placed(job: Job, fact: GangPlaced, at_ms: int) -> Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import unique
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -49,3 +49,5 @@ def advance(nic: Nic, fact: NicFact) -> Nic:
             return replace(nic, state=state, reason=reason)
         case NicRecovered():
             return replace(nic, state=state, reason=None)
+        case _:
+            assert_never(fact)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import unique
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -133,6 +133,8 @@ def advance(node: Node, fact: NodeFact, at_ms: int) -> Node:
                 drain_deadline_ms=deadline_ms,
                 message=message,
             )
+        case _:
+            assert_never(fact)
 
 
 def _joined_again(node: Node, fact: NodeJoined, at_ms: int) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import unique
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -86,3 +86,5 @@ def advance(run: Run, fact: RunFact, at_ms: int) -> Run:
             )
         case NodeLost():
             return replace(run, state=state, lost_at_ms=run.lost_at_ms or at_ms)
+        case _:
+            assert_never(fact)

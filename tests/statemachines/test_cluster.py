@@ -75,11 +75,11 @@ def test_the_tour_holds_every_fact_there_is_and_each_has_its_handler() -> None:
 
 
 def values(cluster: Cluster) -> tuple[dict[Any, Any], ...]:
-    jobs = {
+    jobs: dict[Any, Any] = {
         name: (job, cluster.attempts.get(name), cluster.checkpoints.get(name))
         for name, job in cluster.jobs.items()
     }
-    nodes = {
+    nodes: dict[Any, Any] = {
         name: (node, tuple(cluster.runs[run] for run in cluster.usage[name].runs))
         for name, node in cluster.nodes.items()
     }
@@ -93,7 +93,7 @@ def test_whatever_changes_is_touched() -> None:
             before = values(cluster)
             cluster.apply(recorded, entry.at_ms)
             touched = cluster.take_touched()
-            marked = (touched.jobs, touched.nodes, touched.queues)
+            marked: tuple[dict[Any, None], ...] = (touched.jobs, touched.nodes, touched.queues)
             for was, now, ids in zip(before, values(cluster), marked, strict=True):
                 changed = {
                     name for name in was.keys() | now.keys() if was.get(name) != now.get(name)

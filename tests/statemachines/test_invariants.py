@@ -16,7 +16,17 @@ from statemachines.job import JobState
 from statemachines.node import NodeState
 from statemachines.run import RunState
 from statemachines.usage import NodeUsage, QueueUsage
-from statemachines.values import Grant, JobId, NodeId, QueueId, Reason, RunId
+from statemachines.values import (
+    Cause,
+    Grant,
+    JobId,
+    JobNext,
+    NodeId,
+    Outcome,
+    QueueId,
+    Reason,
+    RunId,
+)
 from tests.statemachines.tour import saved, tour
 from tests.statemachines.world import CELL, DEFAULT, World, placed, ready, spec
 
@@ -216,10 +226,6 @@ def test_a_lost_run_of_an_overlap_safe_job_breaks_nothing() -> None:
     world.admit("j", spec(overlap_safe=True))
     world.start("j", 1, [("n1", [0])])
     world.record(facts.NodeLost(N1, 1, ""))
-    world.record(
-        facts.AttemptEnded(
-            J, 1, facts.Outcome.LOST, facts.Cause.NODE_LOST, "", facts.JobNext.QUEUED, 0
-        )
-    )
+    world.record(facts.AttemptEnded(J, 1, Outcome.LOST, Cause.NODE_LOST, "", JobNext.QUEUED, 0))
     world.record(placed("j", 2, [("n2", [0])]))
     assert violations(world.cluster) == []
