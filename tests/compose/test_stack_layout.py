@@ -102,9 +102,9 @@ def test_etcd_members_name_each_other_and_listen_on_loopback_only() -> None:
     layout = stack_of(0, 2)
     member = layout.etcd[1]
     command = plans.etcd_command(Path("/etcd"), layout, member, data=Path("/data"))
-    assert member == Etcd("etcd-2", client=20_004, http=20_005, peer=20_006)
+    assert member == Etcd("etcd-2", client=20_004, peer=20_005, http=20_006)
     assert (
-        "--initial-cluster=etcd-1=http://127.0.0.1:20003,etcd-2=http://127.0.0.1:20006" in command
+        "--initial-cluster=etcd-1=http://127.0.0.1:20002,etcd-2=http://127.0.0.1:20005" in command
     )
     assert set(re.findall(r"http://([\d.]+):", " ".join(command))) == {"127.0.0.1"}
 

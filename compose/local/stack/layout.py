@@ -57,12 +57,12 @@ class Etcd:
 
     name: str
     client: int
-    http: int
     peer: int
+    http: int
 
     @property
     def listens(self) -> tuple[int, ...]:
-        return (self.client, self.http, self.peer)
+        return (self.client, self.peer, self.http)
 
 
 Member = Broker | Etcd
