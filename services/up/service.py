@@ -1,0 +1,251 @@
+"""`tidemilld up`: runs a whole cell on this machine and keeps it running.
+
+Starts scheduler, gateway, health and agents as processes of their own, prints where the cell is, and starts again what
+ends unasked. Ctrl-C or SIGTERM ends them in the reverse order. Jobs go on under their supervisors and are found again
+by the next `up`, unless --end-runs is given.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, TextIO
+
+import structlog
+from msgspec import Meta
+
+from services.runtime.exits import FINAL, ExitCode
+from services.runtime.settings import CellSettings, SettingsError, load
+from services.runtime.tokens import prepare_keys
+from services.up.children import Children, Command, exit_text, monotonic_ms, service
+from services.up.supervision import Again, Supervision
+
+_GRACE_S: Final = 15.0
+_READY_WITHIN_S: Final = 30.0
+ADDRESS_FILE: Final = "gateway.addr"
+
+
+class UpSettings(CellSettings, frozen=True, kw_only=True):
+    """What `tidemilld up` is told, beside what all services are."""
+
+    listen: Annotated[
+        str,
+        Meta(description="Address of the API, HOST:PORT; port 0: a free one, kept while up runs"),
+    ] = "127.0.0.1:0"
+    schedulers: Annotated[
+        int, Meta(ge=1, le=16, description="Schedulers: one leads, the others stand by")
+    ] = 1
+    agents: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Agents on this host, each a node; more than one only makes sense with --fake-gpus",
+        ),
+    ] = 1
+    node: Annotated[
+        str,
+        Meta(
+            description="Name of the node; with several agents, followed by -0, -1, ... Empty: the host's name"
+        ),
+    ] = ""
+    fake_gpus: Annotated[
+        tuple[str, ...],
+        Meta(description="Simulated devices for each agent, like 8xH100; empty: what the host has"),
+    ] = ()
+    end_runs: Annotated[
+        bool, Meta(description="On a clean end, end the running jobs' processes too")
+    ] = False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the cell until asked to end; the exit code."""
+    summary = (__doc__ or "").partition("\n")[0].partition(": ")[2]
+    settings = load(UpSettings, "up", argv, summary=summary)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _only_one(settings.home / "up.lock"):
+        return _Up(settings).run()
+
+
+def _only_one(path: Path) -> TextIO:
+    """Held while we run; raises SettingsError when another `up` holds it."""
+    lock = path.open("a+", encoding="ascii")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise SettingsError(
+            f"another `tidemilld up` runs this cell ({path.parent}): end it first, or give another --cell or --directory"
+        ) from None
+    return lock
+
+
+class _Up:
+    """One run of a cell."""
+
+    def __init__(self, settings: UpSettings) -> None:
+        self._settings = settings
+        self._keys = prepare_keys(settings.home)
+        self._listen = _kept_address(settings.listen)
+        self._commands = {command.name: command for command in commands(settings, self._listen)}
+        self._children = Children(os.environ)
+        self._watch = Supervision(FINAL)
+        self._stopping = False
+        self._log = structlog.get_logger().bind(service="up", cell=settings.cell)
+
+    def run(self) -> int:
+        """Start, supervise, end."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        (self._settings.home / ADDRESS_FILE).unlink(missing_ok=True)
+        for command in self._commands.values():
+            self._start(command)
+        try:
+            code = self._until_ready()
+            if code is None:
+                self._say_where()
+                code = self._supervise()
+        finally:
+            self._children.stop(grace_s=_GRACE_S)
+            self._children.close()
+        self._say_what_goes_on()
+        return code
+
+    def _until_ready(self) -> int | None:
+        """None once the gateway answers; the exit code when that will not happen."""
+        end_ms = monotonic_ms() + int(_READY_WITHIN_S * 1000)
+        while not self._stopping:
+            if (code := self._turn(0.05)) is not None:
+                return code
+            if (self._settings.home / ADDRESS_FILE).exists():
+                return None
+            if monotonic_ms() > end_ms:
+                self._log.error("gateway_not_ready", waited_seconds=_READY_WITHIN_S)
+                return ExitCode.UNAVAILABLE
+        return ExitCode.STOPPED
+
+    def _supervise(self) -> int:
+        while not self._stopping:
+            due_ms = self._watch.next_due_ms()
+            wait_s = None if due_ms is None else max(0, due_ms - monotonic_ms()) / 1000
+            if (code := self._turn(wait_s)) is not None:
+                return code
+        return ExitCode.STOPPED
+
+    def _turn(self, wait_s: float | None) -> int | None:
+        """Look after the children once; the exit code when a person is needed."""
+        for ended in self._children.wait(wait_s):
+            if self._stopping:
+                break
+            verdict = self._watch.ended(ended.name, ended.code, monotonic_ms())
+            if isinstance(verdict, Again):
+                wait_ms = max(0, verdict.at_ms - monotonic_ms())
+                self._log.warning(
+                    "child_ended", child=ended.name, how=exit_text(ended.code), again_in_ms=wait_ms
+                )
+            else:
+                self._log.error("child_needs_help", child=ended.name, how=exit_text(ended.code))
+                return ended.code
+        for name in self._watch.due(monotonic_ms()) if not self._stopping else ():
+            self._start(self._commands[name])
+        return None
+
+    def _start(self, command: Command) -> None:
+        pid = self._children.start(command)
+        self._watch.started(command.name, monotonic_ms())
+        self._log.info("child_started", child=command.name, pid=pid)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._stopping = True
+
+    def _say_where(self) -> None:
+        """For a person: where the cell is, and what to do next."""
+        address = (self._settings.home / ADDRESS_FILE).read_text(encoding="ascii").strip()
+        env = f"TIDEMILL_GATEWAY={address} TIDEMILL_TOKEN=$(cat {self._keys.admin_token})"
+        simulated = (
+            f"  devices  simulated, {', '.join(self._settings.fake_gpus)} on each node\n"
+            if self._settings.fake_gpus
+            else ""
+        )
+        print(
+            f"\nTidemill cell {self._settings.cell!r} is up.\n"
+            f"  gateway  {address}\n"
+            f"  token    {self._keys.admin_token}\n"
+            f"{simulated}"
+            "\nNext, in another terminal:\n"
+            "  tidemill nodes\n"
+            f"  tidemill submit --cpu 1 --watch -- python -c 'print(\"hello\")'\n"
+            "  tidemill jobs -w\n"
+            f"\nElsewhere on this machine: {env}\n"
+            "Ctrl-C ends the cell.\n",
+            flush=True,
+        )
+
+    def _say_what_goes_on(self) -> None:
+        if not self._settings.end_runs and self._settings.agents and sys.stdout.isatty():
+            print("Ended. Jobs that ran go on; the next `tidemilld up` finds them again.")
+
+
+def commands(settings: UpSettings, listen: str) -> list[Command]:
+    """The children in the order they are started in."""
+    shared = _shared_flags(settings)
+    found = [_scheduler(i, settings.schedulers, shared) for i in range(settings.schedulers)]
+    found.append(service("gateway", *shared, "--listen", listen))
+    found.append(service("health", *shared))
+    found += [_agent(settings, i, listen, shared) for i in range(settings.agents)]
+    return found
+
+
+def _scheduler(index: int, count: int, shared: Sequence[str]) -> Command:
+    name = "scheduler" if count == 1 else f"scheduler-{index}"
+    return Command(name, service("scheduler", *shared).argv)
+
+
+def _agent(settings: UpSettings, index: int, gateway: str, shared: Sequence[str]) -> Command:
+    base = settings.node or socket.gethostname().partition(".")[0]
+    node = base if settings.agents == 1 else f"{base}-{index}"
+    flags = [
+        *shared,
+        "--gateway",
+        gateway,
+        "--node",
+        node,
+        "--state",
+        str(settings.home / "agents" / node),
+    ]
+    if settings.fake_gpus:
+        flags += ["--fake-gpus", ",".join(settings.fake_gpus)]
+    if settings.end_runs:
+        flags.append("--end-runs")
+    return Command(
+        f"agent-{index}" if settings.agents > 1 else "agent", service("agent", *flags).argv
+    )
+
+
+def _shared_flags(settings: UpSettings) -> list[str]:
+    """What differs from the defaults and every service understands. Ports of monitors are each child's own."""
+    flags = []
+    for field in CellSettings.__struct_fields__:
+        value, default = getattr(settings, field), getattr(CellSettings(), field)
+        if value != default and field != "monitor_listen":
+            flags += [
+                "--" + field.replace("_", "-"),
+                ",".join(value) if isinstance(value, tuple) else str(value),
+            ]
+    return flags
+
+
+def _kept_address(listen: str) -> str:
+    """With a port that stays the same when the gateway is started again."""
+    host, _, port = listen.rpartition(":")
+    if port != "0":
+        return listen
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as free:
+        free.bind((host.strip("[]"), 0))
+        return f"{host}:{free.getsockname()[1]}"
