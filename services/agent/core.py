@@ -72,6 +72,7 @@ class AgentCore:
         # A desired set was taken on this connection, so nothing newer is waiting unseen.
         self._confirmed = False
         self._refused: m.Refused | None = None
+        self._quitting = False
         self._beat_every_ms = self.settings.beat_every_ms
         self._beat_due_ms = NEVER
         self._version = 1
@@ -117,6 +118,11 @@ class AgentCore:
         return max(due, 0) if due < NEVER // 2 else NEVER
 
     @property
+    def unadopted(self) -> tuple[RunId, ...]:
+        """Restored runs of which nothing was said yet; until all are adopted or ended, the node does not attach."""
+        return tuple(sorted(self._unadopted))
+
+    @property
     def live_runs(self) -> tuple[RunId, ...]:
         """Runs of which something may live here."""
         return tuple(sorted(run for run, entry in self.table.items() if entry.phase in LIVE))
@@ -129,12 +135,8 @@ class AgentCore:
                 self._take_stream(event, now)
             case m.Desired(desired=desired):
                 self._follow(desired)
-            case m.BeatAcked(sequence=sequence):
-                if stamp := self.lease.acknowledge(sequence):
-                    self._do(m.Renew(stamp))
-            case m.ReportAcked(sequence=sequence):
-                if self.outbox.acknowledge(sequence):
-                    self._change()
+            case m.BeatAcked() | m.ReportAcked():
+                self._acknowledged(event)
             case m.Persisted() | m.PersistFailed():
                 self._written(event, now)
             case m.LaunchReady(digest=digest):
@@ -143,10 +145,19 @@ class AgentCore:
                 self._launches[digest] = message
             case m.Observed(saved=saved):
                 self._report(saved, now)
+            case m.Quit():
+                self._quitting = True
             case m.Tick():
                 self._beat(now)
             case _:
                 self._take_run(event, now)
+
+    def _acknowledged(self, event: m.BeatAcked | m.ReportAcked) -> None:
+        if isinstance(event, m.BeatAcked):
+            if stamp := self.lease.acknowledge(event.sequence):
+                self._do(m.Renew(stamp))
+        elif self.outbox.acknowledge(event.sequence):
+            self._change()
 
     def _written(self, event: m.Persisted | m.PersistFailed, now: Now) -> None:
         self._writing = 0
@@ -206,7 +217,7 @@ class AgentCore:
             return
         orders = follow(self.orders, desired)
         if orders is None:
-            self._do(m.Reconnect("a change of the desired set was missed"))
+            self._do(m.SendAck(desired.at, b""))  # Not its digest: the gateway sends the whole set.
             return
         if desired.at != self.at or orders != self.orders:
             self.at, self.orders = desired.at, orders
@@ -274,6 +285,7 @@ class AgentCore:
         limit = entry.order.fenced_after_ms
         return (
             self.attached
+            and not self._quitting
             and self._confirmed
             and self._stored >= self._needs.get(entry.run, 1)
             and (limit == 0 or self.lease.cut_off_ms(now) < limit)
@@ -283,7 +295,7 @@ class AgentCore:
         limit = entry.order.fenced_after_ms
         if limit and self.lease.cut_off_ms(now) >= limit:
             self._kill(replace(entry, fenced=True), now)
-        elif self._refused is not None:
+        elif self._refused is not None or self._quitting:
             self._kill(entry, now)
         elif entry.phase is Phase.STOPPING:
             if now.mono_ms >= self._due.setdefault(entry.run, now.mono_ms + entry.order.grace_ms):
@@ -329,6 +341,8 @@ class AgentCore:
 
     def _end(self, entry: Entry, ending: Ending, now: Now) -> None:
         """Nothing of it lives. After a hard kill of several devices they are looked at before the cell is told."""
+        if entry.phase is Phase.STARTING and ending.evidence is not Evidence.NEVER_STARTED:
+            self._report(RunBegan(entry.run), now)  # It was over before its start was told.
         if entry.fenced and ending.signal == SIGKILL:
             ending = replace(ending, evidence=Evidence.SELF_FENCED)
         elif _was_killed(entry, ending):

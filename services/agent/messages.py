@@ -125,13 +125,17 @@ class Observed(Message):
     saved: Saved
 
 
+class Quit(Message):
+    """The operator ends this agent and wants nothing of it left: kill every run."""
+
+
 class Tick(Message):
     """Time passed; see AgentCore.due_ms."""
 
 
 Event = (
     Connected | Disconnected | Welcomed | Refused | Desired | BeatAcked | ReportAcked | Persisted | PersistFailed
-    | LaunchReady | LaunchMissing | Adopted | Started | Ended | Reaped | Probed | Observed | Tick
+    | LaunchReady | LaunchMissing | Adopted | Started | Ended | Reaped | Probed | Observed | Quit | Tick
 )  # fmt: skip
 
 

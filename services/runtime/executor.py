@@ -86,11 +86,14 @@ class Executor(Protocol):
 class RunFiles(Protocol):
     """The small files of runs on this host."""
 
+    def supervised(self) -> Sequence[RunId]:
+        """Runs whose supervisor lives, whoever started it."""
+
     def renew(self, mono_ms: int, boot_ms: int, sequence: int) -> None:
         """Tell supervisors when the cell last acknowledged this agent. Not synced."""
 
     def ask(self, run: RunId, ask: int, at_step: int, *, stop_after: bool) -> None:
-        """Replace the run's early-save file: one line `ASK AT_STEP STOP_AFTER`."""
+        """Replace the run's early-save file: JSON with ask, at_step and stop_after_save."""
 
     def output(self, run: RunId) -> tuple[BinaryIO, ...]:
         """The kept output, oldest file first; the last one may still grow. Raises FileNotFoundError."""

@@ -62,10 +62,13 @@ class ProcessExecutor:
         self._live: dict[RunId, int | None] = {}
         self._zombies: list[int] = []
         self._bell = _bind(self._state / "bell")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._renewed = os.open(self._state / "renewed", flags, 0o600)
 
     def close(self) -> None:
         """Give back the bell. Runs go on under their supervisors."""
         self._bell.close()
+        os.close(self._renewed)
         self._cgroups.close()
 
     # --- the Executor port
@@ -138,13 +141,19 @@ class ProcessExecutor:
 
     # --- the RunFiles port
 
+    def supervised(self) -> Sequence[RunId]:
+        return [RunId(path.name) for path in sorted(self._runs.iterdir()) if _is_locked(path)]
+
     def renew(self, mono_ms: int, boot_ms: int, sequence: int) -> None:
-        _replace(self._state / "renewed", f"{mono_ms} {boot_ms} {sequence}\n".encode())
+        """In place and of one length: works on a full disk, and no reader sees it half-written."""
+        stamp = f"{mono_ms:020d} {boot_ms:020d} {sequence:020d}\n".encode()
+        os.pwrite(self._renewed, stamp, 0)
 
     def ask(self, run: RunId, ask: int, at_step: int, *, stop_after: bool) -> None:
         folder = self._folder(run)
         if folder.is_dir():
-            _replace(folder / "ask", f"{ask} {at_step} {int(stop_after)}\n".encode())
+            words = {"ask": ask, "at_step": at_step, "stop_after_save": stop_after}
+            _replace(folder / "ask", msgspec.json.encode(words) + b"\n")
 
     def output(self, run: RunId) -> tuple[BinaryIO, ...]:
         folder = self._folder(run)

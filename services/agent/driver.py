@@ -1,0 +1,325 @@
+"""The agent's shell: moves events to the core and carries out its actions, with asyncio, gRPC, threads and a disk.
+
+It decides nothing. All that the core hears it hears on the event loop, one event at a time; what may block (the disk,
+the start of processes, a kill) runs in threads and comes back as an event. A stream that ends is opened again after a
+jittered, bounded wait, at the next gateway of the list. An exception that is not weather ends the agent: runs go on
+under their supervisors, and the next agent takes them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+from msgspec.structs import replace
+
+from services.agent import messages as m
+from services.agent import wire
+from services.agent.core import NEVER, AgentCore
+from services.agent.environment import Surroundings, checkpoint_directory, environments
+from services.agent.fencing import Now
+from services.agent.inventory import probe
+from services.agent.link import GatewayError, LaunchGoneError, Link
+from services.agent.orders import Order
+from services.agent.output import Readers
+from services.agent.store import StateStore
+from services.agent.stream import FIRST_WAIT_S, LONGEST_WAIT_S, Stream, jittered
+from services.agent.table import LIVE, Ending
+from services.runtime.executor import Executor, Found, Launch, RunEnd, RunFiles, StartError
+from services.runtime.ports import Clock, PortError
+from statemachines.values import Evidence, RunId
+from tidemill.v1 import common_pb2
+
+T = TypeVar("T")
+STARTS_AT_ONCE: Final = 4
+KILLS_AT_ONCE: Final = 2
+ENDS_LOOK_S: Final = 1.0
+# Also without a due time the clocks are looked at this often: a suspended host does not move timers.
+LOOK_MS: Final = 1_000
+
+log = structlog.get_logger()
+
+
+class Driver:
+    """One agent of one node."""
+
+    def __init__(
+        self,
+        core: AgentCore,
+        *,
+        store: StateStore,
+        executor: Executor,
+        files: RunFiles,
+        link: Link,
+        clock: Clock,
+        around: Surroundings,
+        observe: Callable[[AgentCore], None] = lambda _core: None,
+    ) -> None:
+        self.core = core
+        self._observe = observe
+        self._quiet = asyncio.Event()
+        self._store = store
+        self._executor = executor
+        self._files = files
+        self._link = link
+        self._clock = clock
+        self._around = around
+        self._launches: dict[str, common_pb2.Launch] = {}
+        self._advertised = around.gateway
+        self._readers = Readers(files, self._lives)
+        self._stream = Stream(link, readers=self._readers, hear=self._hear)
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping = threading.Event()
+        self._disk = ThreadPoolExecutor(1, "disk")
+        self._starts = ThreadPoolExecutor(STARTS_AT_ONCE, "start")
+        self._kills = ThreadPoolExecutor(KILLS_AT_ONCE, "kill")
+
+    # --- life
+
+    async def run(self) -> None:
+        """Adopt what lives, attach, and go on until cancelled. Raises what was not weather."""
+        watcher = threading.Thread(target=self._watch_ends, name="ends", daemon=True)
+        try:
+            await self._adopt()
+            watcher.start()
+            self._spawn(self._stream.run())
+            await self._failed
+        finally:
+            await self._close(watcher)
+
+    async def end_runs(self, within_s: float) -> None:
+        """Kill everything of this node and wait until nothing lives, or the time is up."""
+        self._quiet = asyncio.Event()
+        self._feed(m.Quit())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._quiet.wait(), within_s)
+
+    async def _close(self, watcher: threading.Thread) -> None:
+        self._stopping.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._link.close()
+        for pool in (self._disk, self._starts, self._kills):
+            pool.shutdown(wait=True, cancel_futures=True)
+        if watcher.is_alive():
+            await asyncio.to_thread(watcher.join)
+
+    async def _adopt(self) -> None:
+        """Find again what an earlier agent started; what no table knows is ended."""
+        for run in self._files.supervised():
+            if run not in self.core.table:
+                log.warning("unknown_run_found", run=run, action="killed")
+                await self._in(self._kills, self._executor.kill, run)
+        for run in self.core.unadopted:
+            found = await self._in(self._kills, self._executor.adopt, run)
+            log.info("run_adopted", run=run, found=found)
+            if found is not Found.ENDED:  # Of those that ended the watcher will say how.
+                self._feed(m.Adopted(run, alive=found is Found.ALIVE))
+        self._feed(m.Tick())
+
+    # --- events in, actions out
+
+    @staticmethod
+    def read_clocks(clock: Clock) -> Now:
+        """Both clocks that only grow, and the wall."""
+        mono_ms = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000_000
+        return Now(mono_ms, clock.monotonic_ms(), clock.wall_ms())
+
+    def _feed(self, event: m.Event) -> None:
+        now = self.read_clocks(self._clock)
+        for action in self.core.handle(event, now):
+            self._perform(action)
+        self._observe(self.core)
+        if not self.core.live_runs:
+            self._quiet.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_ms = min(self.core.due_ms(now), LOOK_MS if self.core.live_runs else NEVER)
+        if wait_ms < NEVER:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(wait_ms / 1000, self._feed, m.Tick())
+
+    def _perform(self, action: m.Action) -> None:
+        match action:
+            case m.Persist():
+                self._spawn(self._persist(action))
+            case m.Renew(stamp=stamp):
+                self._files.renew(stamp.mono_ms, stamp.boot_ms, stamp.sequence)
+            case m.Fetch(digest=digest):
+                self._spawn(self._fetch(digest))
+            case m.Start(order=order):
+                self._spawn(self._start(order))
+            case m.Terminate(run=run):
+                log.info("run_terminating", run=run)
+                self._executor.terminate(run)
+            case m.Kill(run=run):
+                self._spawn(self._kill(run))
+            case m.Probe(run=run, devices=devices):
+                self._spawn(self._probe(run, frozenset(devices)))
+            case m.Ask():
+                self._ask(action)
+            case m.Forget(run=run):
+                self._spawn(self._forget(run))
+            case m.Reconnect(reason=reason):
+                log.info("reconnecting", reason=reason)
+                self._stream.drop(reason)
+            case _:
+                self._stream.send(wire.request(self.core.node, action))
+
+    async def _persist(self, action: m.Persist) -> None:
+        try:
+            await self._in(self._disk, self._store.save, action.state)
+        except PortError as error:
+            log.error("state_not_stored", error=str(error))  # noqa: TRY400 - weather
+            self._feed(m.PersistFailed(action.version))
+        else:
+            self._feed(m.Persisted(action.version))
+
+    async def _fetch(self, digest: str) -> None:
+        """Until it is here or gone for good; meanwhile the order may be withdrawn, which costs one fetch."""
+        self._purge()
+        wait_s = FIRST_WAIT_S
+        while digest not in self._launches:
+            try:
+                self._launches[digest] = await self._link.launch(digest)
+            except LaunchGoneError as error:
+                self._feed(m.LaunchMissing(digest, str(error)))
+                return
+            except GatewayError as error:
+                log.warning("launch_not_fetched", error=str(error))
+                await asyncio.sleep(jittered(wait_s))
+                wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+        self._feed(m.LaunchReady(digest))
+
+    def _purge(self) -> None:
+        wanted = {entry.order.launch for entry in self.core.table.values()}
+        for digest in [known for known in self._launches if known not in wanted]:
+            del self._launches[digest]
+
+    async def _start(self, order: Order) -> None:
+        launch = self._prepare(order, self._launches[order.launch])
+        try:
+            await self._in(self._starts, self._executor.start, launch)
+        except StartError as error:
+            log.warning("run_not_started", run=order.run, error=str(error))
+            self._feed(m.Ended(order.run, Ending(Evidence.NEVER_STARTED, message=str(error))))
+            return
+        log.info("run_started", run=order.run, job=order.job, attempt=order.attempt)
+        self._ask(m.Ask(order.run, *order.ask))
+        self._feed(m.Started(order.run))
+
+    def _prepare(self, order: Order, launch: common_pb2.Launch) -> Launch:
+        root = launch.checkpoint_root
+        directory = Path(checkpoint_directory(order, root or self._around.checkpoint_root))
+        with contextlib.suppress(OSError):  # The program will say what it cannot do there.
+            directory.mkdir(parents=True, exist_ok=True)
+        return Launch(
+            run=order.run,
+            argv=tuple(launch.argv),
+            environments=environments(order, self._around, job=launch.env, checkpoint_root=root),
+            workdir=launch.workdir,
+            script=launch.script,
+            cpu_milli=order.cpu_milli,
+            memory_mib=order.memory_mib,
+            grace_ms=order.grace_ms,
+            fence_after_ms=order.fenced_after_ms,
+        )
+
+    async def _kill(self, run: RunId) -> None:
+        log.info("run_killing", run=run)
+        found = await self._in(self._kills, self._executor.adopt, run)
+        if await self._in(self._kills, self._executor.kill, run):
+            if found is Found.ABSENT:  # Else the watcher says how it ended.
+                self._feed(m.Reaped(run))
+        else:
+            log.warning(
+                "run_still_alive", run=run, hint="it is killed again; look for state D in ps"
+            )
+
+    async def _probe(self, run: RunId, indices: frozenset[int]) -> None:
+        devices = [dev for dev in self._around.inventory.devices if dev.index in indices]
+        failures = await self._in(self._kills, probe, devices)
+        self._feed(m.Probed(run, failures))
+
+    def _ask(self, action: m.Ask) -> None:
+        try:
+            self._files.ask(action.run, action.ask, action.at_step, stop_after=action.stop_after)
+        except OSError as error:
+            log.error("ask_not_written", run=action.run, error=str(error))  # noqa: TRY400 - weather
+
+    async def _forget(self, run: RunId) -> None:
+        await self._in(self._disk, self._files.forget, run)
+
+    # --- ends
+
+    def _watch_ends(self) -> None:
+        """In a thread of its own, for as long as the agent lives."""
+        loop = self._failed.get_loop()
+        try:
+            while not self._stopping.is_set():
+                for end in self._executor.ends(ENDS_LOOK_S):
+                    loop.call_soon_threadsafe(self._ended, end)
+        except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the agent
+            loop.call_soon_threadsafe(self._fail, error)
+
+    def _ended(self, end: RunEnd) -> None:
+        log.info(
+            "run_ended",
+            run=end.run,
+            evidence=end.evidence,
+            exit_code=end.exit_code,
+            signal=end.signal,
+        )
+        ending = Ending(end.evidence, end.exit_code, end.signal, end.message)
+        self._feed(m.Ended(end.run, ending))
+
+    # --- what the stream says
+
+    def _hear(self, event: m.Connected | m.Disconnected | wire.Heard) -> None:
+        match event:
+            case m.Welcomed(cell=cell):
+                log.info("attached", gateway=self._link.address, cell=cell)
+                gateway = self._advertised or self._link.address
+                self._around = replace(self._around, cell=cell, gateway=gateway)
+            case m.Refused():
+                log.warning("refused", code=event.code, message=event.message)
+            case _:
+                pass
+        self._feed(event)
+
+    def _lives(self, run: RunId) -> bool:
+        entry = self.core.table.get(run)
+        return entry is not None and entry.phase in LIVE
+
+    # --- tasks and threads
+
+    async def _in(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, call, *args)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
