@@ -8,7 +8,7 @@ this process is in the log: dying between any two lines loses nothing, and each 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -38,6 +38,10 @@ _CONFIRM_WITHIN_S: Final = 0.05
 _PARTITIONS_EVERY_MS: Final = 10_000
 
 
+def _nothing(_cluster: Cluster) -> tuple[Recorded, ...]:
+    return ()
+
+
 class Ports(msgspec.Struct, frozen=True):
     """What a scheduler asks of the outside."""
 
@@ -49,7 +53,7 @@ class Ports(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """How a scheduler leads. `said` are facts that an operator vouches for, recorded as its term opens."""
+    """How a scheduler leads. `said` gives facts that an operator vouches for, recorded as its term opens."""
 
     leader: str
     nonce: str
@@ -58,7 +62,7 @@ class Rules(msgspec.Struct, frozen=True):
     in_flight_max: int = 4
     snapshot_entries: int = 20_000
     snapshot_bytes: int = 64 << 20
-    said: tuple[Recorded, ...] = ()
+    said: Callable[[Cluster], tuple[Recorded, ...]] = _nothing
 
 
 class Watch(Protocol):
@@ -175,7 +179,7 @@ class Opening:
             nonce=self._rules.nonce,
             policy=self._rules.policy,
             now_ms=self._ports.clock.wall_ms(),
-            said=self._rules.said,
+            said=self._rules.said(self.cluster),
         )
         self._appended_at = self.cluster.head
         self._ports.log.append(sealed.value)

@@ -290,7 +290,7 @@ def test_an_accepted_gap_is_recorded_as_the_term_opens_and_then_decided_past() -
     stage.submit("b", spec())
     stage.cell.drop("requests", 0, 1)
     said = Recorded(facts.InputGapAccepted("requests", 0, 0, 1, "disk was lost"), "operator:root")
-    leader = stage.leader("two", 2, said=(said,))
+    leader = stage.leader("two", 2, said=lambda _: (said,))
     settle(leader, stage)
     assert set(stage.read().jobs) == {"b"}
 
