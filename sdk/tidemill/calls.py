@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from tidemill.context import Context
-from tidemill.errors import TidemillError, from_rpc
+from tidemill.errors import TidemillError, from_rpc, retry_after_s
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -101,8 +101,9 @@ class Caller:
             try:
                 return method(request, timeout=left, metadata=self.metadata)
             except grpc.RpcError as error:
-                wait_s = backoff.next_s()
-                again = repeatable and error.code() in RETRYABLE
+                asked_s = retry_after_s(error)
+                wait_s = max(asked_s, backoff.next_s())
+                again = repeatable and (error.code() in RETRYABLE or asked_s > 0)
                 if not again or time.monotonic() + wait_s >= ends:
                     raise self.failure(error, what) from error
             time.sleep(wait_s)

@@ -129,3 +129,16 @@ def _details(error: grpc.RpcError) -> tuple[str, str, str]:
     if fields and not all(text in why for _, text in fields):
         why = "\n".join([why, *lines])
     return why, reason, fields[0][0] if fields else ""
+
+
+def retry_after_s(error: grpc.RpcError) -> float:
+    """How long the gateway asks to wait before the same call; 0.0 when it does not say."""
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
+
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an RpcError of a call is a Call
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details if status else ():
+        if detail.Unpack(retry):
+            return float(retry.retry_delay.ToMilliseconds()) / 1000
+    return 0.0

@@ -5,14 +5,15 @@ Each parser raises ValueError with a message that shows what would be right.
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Final
 
 MIB: Final = 1024**2
 # As Slurm reads them, a bare letter is a power of 1024; "GB" is decimal.
-_BYTES: Final = {
+_BYTES: Final[dict[str, int]] = {
     "b": 1,
     **{letter: 1024**power for power, letter in enumerate("kmgt", 1)},
     **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)},
@@ -24,12 +25,9 @@ _MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, 
 
 def cpu_milli(value: object) -> int:
     """Milli-CPU from 4, 0.5, "500m"."""
-    text = str(value).strip()
-    try:
-        milli = Decimal(text[:-1]) if text.endswith("m") else Decimal(text) * 1000
-    except InvalidOperation:
-        milli = Decimal("NaN")
-    if not milli.is_finite() or milli != int(milli) or milli < 0:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(m?)", str(value).strip())
+    milli = Fraction(match[1]) * (1 if match[2] else 1000) if match else Fraction(1, 2)
+    if milli.denominator != 1:
         raise ValueError(f"{value!r} is no number of processors; write 4, 0.5 or 500m")
     return int(milli)
 
@@ -42,7 +40,7 @@ def memory_mib(value: object) -> int:
         raise ValueError(
             f"{value!r} is no amount of memory; write 16GiB, 512MiB or a number of MiB"
         )
-    return -int(-(Decimal(match[1]) * unit) // MIB)
+    return math.ceil(Fraction(match[1]) * unit / MIB)
 
 
 def duration_ms(value: object) -> int:
@@ -54,11 +52,11 @@ def duration_ms(value: object) -> int:
             seconds = seconds * 60 + int(part)
         return seconds * 1000
     if re.fullmatch(r"\d+(\.\d+)?", text):
-        return int(Decimal(text) * 1000)
+        return int(Fraction(text) * 1000)
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])", text)
     if not parts or re.sub(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])|\s", "", text):
         raise ValueError(f"{value!r} is no duration; write 90s, 15m, 1h30m or 2d")
-    return int(sum(Decimal(number) * _MS[unit] for number, unit in parts))
+    return int(sum(Fraction(number) * _MS[unit] for number, unit in parts))
 
 
 def moment_ms(value: str, *, now: datetime) -> int:

@@ -1,0 +1,1 @@
+"""Tests of the distribution `tidemill`: client, command line, training session."""
