@@ -1,0 +1,297 @@
+"""The main job: a real distributed training job loses a node, then the cell loses its leader, and nothing is lost.
+
+Two trainings of the same task run at once. One is left alone. The other loses a host, with all its processes, in the
+middle; it must resume elsewhere from its last durable checkpoint and end with the same weights, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from services.demo.hosts import Host
+from services.demo.timeline import Follower, Timeline
+from tidemill import Client, TidemillError, job_request
+from tidemill.v1 import log_service_pb2, views_pb2
+
+STEPS: Final = 400
+SAVE_EVERY: Final = 40
+FAULT_AT_STEP: Final = 220
+DEVICES: Final = "2xH100"
+NODES: Final = ("node-a", "node-b", "node-c", "node-d")
+_WAIT_S: Final = 120.0
+_TRAINER: Final = Path(__file__).resolve().parents[2] / "examples" / "train_numpy.py"
+
+
+class Cell(Protocol):
+    """The cell that the demo runs on."""
+
+    directory: Path
+
+    def client(self) -> Client:
+        """Another connection to it."""
+
+    def host(self, name: str) -> Host:
+        """One more host of it."""
+
+    def leader_pid(self, leader: str) -> int:
+        """The process that leads under this name."""
+
+    def own_digest(self, offset: int) -> bytes:
+        """State digest at that offset, from a fold of our own over the stored log."""
+
+
+class Failed(Exception):
+    """Something that must hold does not; the message says what."""
+
+
+class Result(msgspec.Struct):
+    """What out/demo.json holds."""
+
+    ok: bool = False
+    seconds: float = 0.0
+    fault_step: int = -1
+    resumed_step: int = -1
+    weights_equal: bool = False
+    digests_equal: bool = False
+    log_verified: bool = False
+    log_entries: int = 0
+    failover_seconds: float = -1.0
+    leaders: list[dict[str, object]] = []
+    problem: str = ""
+    timeline: list[dict[str, object]] = []
+
+
+class Story:
+    """Tells it once. `also` is what a richer cell breaks between the node and the end."""
+
+    def __init__(
+        self, cell: Cell, timeline: Timeline, also: Sequence[Callable[[Timeline], None]] = ()
+    ) -> None:
+        self.result = Result()
+        self._cell = cell
+        self._tell = timeline.add
+        self._timeline = timeline
+        self._also = also
+        self._hosts: dict[str, Host] = {}
+
+    def run(self) -> None:
+        """Everything, in order; raises Failed, TidemillError."""
+        with self._cell.client() as client, self._cell.client() as watching:
+            follower = Follower(watching, self._timeline)
+            try:
+                self._start_hosts(client)
+                alone, main, small = self._submit(client, follower)
+                self._wait_for_step(client, main)
+                self._kill_a_host(client, main)
+                self._kill_the_leader(client)
+                for breaks in self._also:
+                    breaks(self._timeline)
+                self._wait_for_ends(client, (alone, main, *small))
+                self._compare(client, alone, main)
+                self._explain(client, main)
+                self._verify(client)
+            finally:
+                self.result.leaders = follower.leaders
+                follower.close()
+
+    def close(self) -> None:
+        """End the hosts and all that they run."""
+        for host in self._hosts.values():
+            host.end()
+
+    # --- scenes
+
+    def _start_hosts(self, client: Client) -> None:
+        self._tell(
+            "act",
+            f"start {len(NODES)} hosts, each with {DEVICES} (simulated devices, real processes)",
+        )
+        for name in NODES:
+            self._hosts[name] = self._cell.host(name)
+        _until(
+            "all hosts to join",
+            lambda: sum(node.state == "ready" for node in client.nodes()) == len(NODES),
+        )
+
+    def _submit(self, client: Client, follower: Follower) -> tuple[str, str, list[str]]:
+        self._tell(
+            "act", "submit two trainings of one task, 2 processes each, and three small jobs"
+        )
+        alone = self._train(client, follower, "undisturbed", delay_s=0.005)
+        main = self._train(client, follower, "main", delay_s=0.03)
+        small = []
+        for i in range(3):
+            job = job_request(
+                {
+                    "name": f"small-{i}",
+                    "cpu": 1,
+                    "command": [sys.executable, "-c", f"print('small {i}')"],
+                }
+            )
+            small.append(client.submit(job).job)
+        return alone, main, small
+
+    def _train(self, client: Client, follower: Follower, name: str, *, delay_s: float) -> str:
+        command = [
+            sys.executable, str(_TRAINER), "--steps", str(STEPS), "--save-every", str(SAVE_EVERY),
+            "--step-delay", str(delay_s),
+        ]  # fmt: skip
+        job = job_request(
+            {
+                "name": name,
+                "nodes": 2,
+                "cpu": 1,
+                "gpus": 2,
+                "overlap_safe": True,
+                "command": command,
+                "env": {
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+                },
+            }
+        )
+        answer = client.submit(job)
+        follower.names[answer.job] = name
+        return answer.job
+
+    def _wait_for_step(self, client: Client, job: str) -> None:
+        def far_enough() -> bool:
+            view = client.job(job)
+            if view.state in {"succeeded", "failed", "cancelled", "held"}:
+                raise Failed(f"job {job} is {view.state} before the fault: {view.reason.message}")
+            return view.seen_step >= FAULT_AT_STEP and view.durable_step > 0
+
+        _until(f"the main job to reach step {FAULT_AT_STEP}", far_enough)
+
+    def _kill_a_host(self, client: Client, job: str) -> None:
+        view = client.job(job)
+        victim = next(run.node for run in view.attempts[-1].runs if run.rank == 1)
+        count = self._hosts.pop(victim).die()
+        self.result.fault_step = view.seen_step
+        self._tell(
+            "fault",
+            f"kill -9 of {victim} with all its {count} processes, main at step {view.seen_step} "
+            f"(last durable checkpoint: step {view.durable_step})",
+        )
+        durable = view.durable_step
+
+        def resumed() -> bool:
+            now = client.job(job)
+            return now.attempt > 1 and now.attempts[-1].resumed_step >= 0
+
+        _until("the main job to resume elsewhere", resumed)
+        again = client.job(job).attempts[-1]
+        self.result.resumed_step = again.resumed_step
+        self._tell("good", f"main trains again on {_places(again)}, from step {again.resumed_step}")
+        if again.resumed_step < durable:
+            raise Failed(
+                f"resumed from step {again.resumed_step}, below the durable step {durable}"
+            )
+
+    def _kill_the_leader(self, client: Client) -> None:
+        before = client.cell()
+        pid = self._cell.leader_pid(before.leader)
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        self._tell("fault", f"kill -9 of the leader (process {pid}, term {before.term})")
+        _until("another leader", lambda: client.cell().term > before.term)
+        self.result.failover_seconds = round(time.monotonic() - began, 3)
+        after = client.cell()
+        self._tell(
+            "good",
+            f"{after.leader} leads after {self.result.failover_seconds:.2f} s, term {after.term}",
+        )
+
+    def _wait_for_ends(self, client: Client, jobs: Sequence[str]) -> None:
+        for job in jobs:
+            view = client.wait(job, timeout_s=_WAIT_S)
+            if view.state != "succeeded":
+                raise Failed(f"job {job} ({view.spec.name}) {view.state}: {view.reason.message}")
+        self._tell("good", "every job has succeeded")
+
+    def _compare(self, client: Client, alone: str, main: str) -> None:
+        expected, got = (_weights(client, job) for job in (alone, main))
+        self.result.weights_equal = expected == got
+        self._tell(
+            "good" if expected == got else "bad",
+            f"final weights undisturbed {expected[:16]}  main {got[:16]}",
+        )
+        if expected != got:
+            raise Failed("the interrupted training did not end with the undisturbed one's weights")
+
+    def _explain(self, client: Client, job: str) -> None:
+        self._tell("act", f"tidemill why {job}")
+        for line in client.explain(job).history:
+            if line.fact in {"GangPlaced", "AttemptStopping", "AttemptEnded", "AttemptResumed"}:
+                self._tell("why", f"@{line.offset} {line.text}")
+
+    def _verify(self, client: Client) -> None:
+        last = None
+        for progress in client.verify_log():
+            last = progress
+        self.result.log_verified = bool(last and last.done and last.ok)
+        if last is None or not self.result.log_verified:
+            raise Failed(f"the log does not verify: {last.problem if last else 'no answer'}")
+        self.result.log_entries = last.entries
+        self._tell(
+            "good",
+            f"tidemill log verify: {last.entries} entries, {last.facts} facts, {last.voided} void, chain whole",
+        )
+        replayed = _at_one_offset(client)
+        own = self._cell.own_digest(replayed.offset)
+        self.result.digests_equal = replayed.state_digest == replayed.live_digest == own
+        self._tell(
+            "good" if self.result.digests_equal else "bad",
+            f"state at {replayed.offset}: live {replayed.live_digest.hex()[:16]}, replayed "
+            f"{replayed.state_digest.hex()[:16]}, folded here {own.hex()[:16]}",
+        )
+        if not self.result.digests_equal:
+            raise Failed("a replay of the log differs from the live state")
+
+
+def _until(what: str, holds: Callable[[], bool], *, within_s: float = _WAIT_S) -> None:
+    """Look again and again until it holds; a gateway that is away for a moment is looked at again too."""
+    ends = time.monotonic() + within_s
+    while True:
+        try:
+            if holds():
+                return
+        except TidemillError:
+            if time.monotonic() > ends:
+                raise
+        if time.monotonic() > ends:
+            raise Failed(f"waited {within_s:g} s for {what}")
+        time.sleep(0.1)
+
+
+def _at_one_offset(client: Client) -> log_service_pb2.ReplayLogResponse:
+    """A replay that ended where the live fold was, so that both digests are of one state."""
+    for _ in range(50):
+        replayed = client.replay()
+        if replayed.live_digest:
+            return replayed
+    raise Failed("the log kept growing: no replay ended where the live fold was")
+
+
+def _weights(client: Client, job: str) -> str:
+    """Digest of the final weights, as rank 0 printed it."""
+    text = b"".join(chunk.data for chunk in client.logs(job, rank=0)).decode()
+    found = [line for line in text.splitlines() if line.startswith("{")]
+    if not found:
+        raise Failed(f"job {job} printed no result; its output ends with {text[-300:]!r}")
+    digest = json.loads(found[-1])["weights_sha256"]
+    assert isinstance(digest, str), "the trainer prints text"
+    return digest
+
+
+def _places(attempt: views_pb2.AttemptView) -> str:
+    return " and ".join(run.node for run in attempt.runs)
