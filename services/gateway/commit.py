@@ -6,9 +6,10 @@ Owns the thread that writes. Never answers anybody: it says which writes are dur
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from services.gateway.effects import Write
 from services.runtime.ports import Blobs, PortError, Publisher
@@ -22,16 +23,29 @@ Committed: TypeAlias = Callable[[Sequence[int], PortError | None], None]
 Failed: TypeAlias = Callable[[BaseException], None]
 
 
+class Measured(Protocol):
+    """Told of each write, in the writing thread."""
+
+    def __call__(self, seconds: float, records: int, *, ok: bool) -> None: ...
+
+
 class GroupCommit:
     """`add` from any thread; outcomes come in the order of the writes."""
 
     def __init__(
-        self, publisher: Publisher, blobs: Blobs, *, committed: Committed, failed: Failed
+        self,
+        publisher: Publisher,
+        blobs: Blobs,
+        *,
+        committed: Committed,
+        failed: Failed,
+        measured: Measured,
     ) -> None:
         self._publisher = publisher
         self._blobs = blobs
         self._committed = committed
         self._failed = failed
+        self._measured = measured
         self._waiting: deque[Write] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -81,10 +95,13 @@ class GroupCommit:
         """Blobs first: a record must never name one that is not there."""
         blobs = list(dict.fromkeys(blob for write in batch for blob in write.blobs))
         records = [record for write in batch for record in write.records]
+        began = time.monotonic()
+        outcome: PortError | None = None
         try:
             if blobs:
                 self._blobs.put(blobs)
             self._publisher.publish(records)
         except PortError as error:
-            return error
-        return None
+            outcome = error
+        self._measured(time.monotonic() - began, len(records), ok=outcome is None)
+        return outcome

@@ -24,6 +24,7 @@ from services.gateway.pending import Requests, Waiter, Wish
 from services.gateway.progress import ProgressTable
 from services.gateway.reads import Reads
 from services.gateway.sessions import Sessions
+from services.gateway.trail import Trail
 from services.gateway.trainers import Trainers
 from services.gateway.validation import check, check_submission
 from services.gateway.watch import Watcher, Watchers
@@ -76,6 +77,7 @@ class GatewayCore:
         self.trainers = Trainers(cluster, self.effects, self.progress, gateway=name)
         self.watchers = Watchers(cluster)
         self.reads = Reads(cluster, self.progress, version=version)
+        self.trail = Trail(cluster)
         self._new_id = new_id
 
     # --- the log
@@ -94,6 +96,7 @@ class GatewayCore:
                 self.sessions.everyone()
             elif isinstance(fact, JobRetired):
                 self.progress.forget(fact.job)
+        self.trail.folded(self.cluster, entry)
         touched = self.cluster.take_touched()
         self.sessions.touched(touched.nodes)
         self.watchers.changed(touched.jobs, self.reads.line)

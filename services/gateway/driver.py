@@ -14,7 +14,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from services.gateway.commit import GroupCommit
+from services.gateway.commit import GroupCommit, Measured
 from services.gateway.core import GatewayCore
 from services.gateway.effects import Now, Outbox
 from services.gateway.follow import Follower, Read
@@ -38,6 +38,7 @@ class Driver:
         clock: Clock,
         failed: Callable[[BaseException], None],
         troubled: Callable[[PortError], None],
+        measured: Measured,
     ) -> None:
         self.core = core
         self.caught_up = asyncio.Event()
@@ -52,7 +53,11 @@ class Driver:
         self._timer_due_ms = 0
         self._stopped = threading.Event()
         self._commit = GroupCommit(
-            publisher, blobs, committed=self._committed, failed=self._thread_failed
+            publisher,
+            blobs,
+            committed=self._committed,
+            failed=self._thread_failed,
+            measured=measured,
         )
         self._follower = Follower(
             log,
@@ -78,6 +83,11 @@ class Driver:
     def now(self) -> Now:
         """The time of an input."""
         return Now(self._clock.wall_ms(), self._clock.monotonic_ms())
+
+    def log_age_s(self) -> float:
+        """Since the log was last read to its end; -1 before the first time."""
+        age_ms = self.core.sessions.log_age_ms(self.now())
+        return -1.0 if age_ms is None else age_ms / 1000
 
     # --- calls
 
@@ -128,6 +138,12 @@ class Driver:
                     await awake.wait()
         finally:
             del self._awake[outbox]
+
+    def cut_streams(self, refusal: Refusal) -> None:
+        """End every stream that is drained here."""
+        for outbox in list(self._awake):
+            outbox.cut(refusal)
+        self.perform()
 
     # --- the core's inputs and effects
 

@@ -37,7 +37,15 @@ SERVICES: Final = (
 class Server:
     """Serves one driver. Not serving until `ready` was called; `stop` lets calls finish within the grace."""
 
-    def __init__(self, driver: Driver, blobs: Blobs, gate: Gate) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        blobs: Blobs,
+        gate: Gate,
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        self._credentials = credentials
         self._server = grpc.aio.server(
             interceptors=[gate], options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
         )
@@ -50,7 +58,10 @@ class Server:
     async def start(self, listen: str) -> int:
         """Listen on HOST:PORT; the port that was chosen when it was 0. Raises OSError when it cannot."""
         try:
-            port = self._server.add_insecure_port(listen)
+            if self._credentials is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, self._credentials)
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {listen}: is another gateway there? ({error})"
