@@ -254,7 +254,9 @@ class AgentCore:
                 self._kill_again(entry, now)
             case Phase.PROBING:
                 if now.mono_ms >= self._due.get(entry.run, 0):
-                    self._probed(entry, ((-1, "no answer in time"),), now)
+                    held = [grant.index for grant in entry.order.devices]
+                    silent = tuple((index, "no answer to a probe in time") for index in held)
+                    self._probed(entry, silent, now)
             case Phase.ENDED:
                 if entry.run not in self.orders and not self.outbox.waits(entry.end_report):
                     self._drop(entry)
@@ -475,7 +477,7 @@ class AgentCore:
 
 
 def _was_killed(entry: Entry, ending: Ending) -> bool:
-    by_us = entry.phase is Phase.KILLING and ending.signal == SIGKILL
+    by_us = entry.phase in {Phase.KILLING, Phase.STRANGE} and ending.signal == SIGKILL
     return by_us and ending.evidence is Evidence.EXIT_STATUS
 
 
