@@ -1,0 +1,448 @@
+"""A session against a real gRPC server: what it says, when the gateway is away, slow or flapping, and outside a cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.gateway import TOKEN, FakeGateway, Fault
+from tidemill.training import CheckpointError, Session, session
+from tidemill.training.core import Limits
+from tidemill.v1 import common_pb2 as common_pb
+from tidemill.v1 import training_service_pb2 as training_pb
+
+FAST = Limits(
+    progress_every_ms=50,
+    other_ranks_every_ms=50,
+    advice_every_ms=200,
+    first_backoff_ms=20,
+    backoff_cap_ms=100,
+)
+
+
+class Cell:
+    """One attempt's environment, and sessions in it."""
+
+    def __init__(self, gateway: FakeGateway, root: Path) -> None:
+        self.gateway, self.root = gateway, root
+        self.ask_file = root / "ask"
+        self.env = {
+            "TIDEMILL_JOB": "job1",
+            "TIDEMILL_ATTEMPT": "2",
+            "TIDEMILL_RUN": "job1.2.0",
+            "TIDEMILL_NODE": "n1",
+            "TIDEMILL_GATEWAY": gateway.address,
+            "TIDEMILL_TOKEN": TOKEN,
+            "TIDEMILL_CHECKPOINT_DIR": str(root / "job1" / "a2"),
+            "TIDEMILL_CHECKPOINT_REACH": "cell",
+            "TIDEMILL_ASK_FILE": str(self.ask_file),
+            "TIDEMILL_SPOOL_DIR": str(root / "spool"),
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+        }
+        self.open: list[Session] = []
+
+    def session(self, env: dict[str, str] | None = None, *, drain_s: float = 20.0) -> Session:
+        opened = session(env=self.env | (env or {}), limits=FAST, drain_s=drain_s)
+        self.open.append(opened)
+        return opened
+
+    def ask(self, ask: int, at_step: int, *, stop: bool) -> None:
+        """As the agent does it: replaced whole."""
+        aside = self.ask_file.with_suffix(".tmp")
+        aside.write_text(json.dumps({"ask": ask, "at_step": at_step, "stop_after_save": stop}))
+        aside.replace(self.ask_file)
+
+
+@pytest.fixture
+def cell(gateway: FakeGateway, tmp_path: Path) -> Iterator[Cell]:
+    made = Cell(gateway, tmp_path)
+    yield made
+    for opened in made.open:
+        opened.close()
+
+
+def until(gateway: FakeGateway, condition: Callable[[], bool]) -> None:
+    assert gateway.saw(condition), (gateway.kinds(), gateway.calls[-5:])
+
+
+def test_a_save_is_reported_with_its_manifest_when_it_is_durable(cell: Cell) -> None:
+    with cell.session() as s:
+        s.step(10, loss=0.5)
+        with s.save(10, data_state=True) as directory:
+            (directory / "weights").write_bytes(b"w" * 64)
+        manifest = s.verify(cell.root / "job1/a2/step-000000000010")
+    assert cell.gateway.kinds() == ["save_began", "saved"]
+    saved = cell.gateway.reports[1].saved
+    assert (saved.job, saved.attempt, saved.step, saved.bytes, saved.node) == (
+        "job1",
+        2,
+        10,
+        64,
+        "n1",
+    )
+    assert saved.uri == manifest.path.as_uri()
+    assert (saved.manifest, saved.data_state) == (manifest.digest, True)
+    assert (saved.reach, saved.tier) == (common_pb.REACH_CELL, common_pb.TIER_REMOTE)
+    assert cell.gateway.reports[1].principal.name == "job:job1"
+    assert list((cell.root / "spool/rank-0").iterdir()) == []
+
+
+def test_progress_comes_by_itself_with_metrics(cell: Cell) -> None:
+    with cell.session() as s:
+        s.phase("train")
+        s.step(1, loss=0.25, grad=float("nan"))
+        until(cell.gateway, lambda: any(record.step == 1 for record in cell.gateway.progress))
+    record = next(record for record in cell.gateway.progress if record.step == 1)
+    assert (record.job, record.attempt, record.rank, record.phase) == ("job1", 2, 0, "train")
+    assert record.metrics["loss"] == 0.25
+
+
+def test_what_is_no_number_is_left_out_of_the_metrics(cell: Cell) -> None:
+    with cell.session() as s:
+        s.step(1, loss=1, name="text", none=None)  # type: ignore[arg-type]
+        until(cell.gateway, lambda: any(record.step == 1 for record in cell.gateway.progress))
+    assert [dict(record.metrics) for record in cell.gateway.progress if record.step == 1] == [
+        {"loss": 1.0}
+    ]
+
+
+def test_a_gateway_that_is_away_stops_nothing_and_loses_no_report(cell: Cell) -> None:
+    cell.gateway.stop()
+    s = cell.session()
+    for step in range(1, 4):
+        s.step(step)
+        with s.save(step) as directory:
+            (directory / "w").write_text(str(step))
+    assert len(list((cell.root / "spool/rank-0").iterdir())) == 6
+    cell.gateway.start()
+    s.close()
+    assert cell.gateway.kinds() == ["save_began", "saved"] * 3
+    assert [report.saved.step for report in cell.gateway.reports[1::2]] == [1, 2, 3]
+
+
+def test_reports_of_a_process_that_ended_without_a_gateway_are_sent_by_the_next_one(
+    cell: Cell,
+) -> None:
+    cell.gateway.stop()
+    with cell.session(drain_s=0.1) as s, s.save(5) as directory:
+        (directory / "w").write_text("w")
+    assert len(list((cell.root / "spool/rank-0").iterdir())) == 2
+    cell.gateway.start()
+    with cell.session() as s:
+        s.finished(9)
+    assert cell.gateway.kinds() == ["save_began", "saved", "finished"]
+
+
+def test_a_slow_gateway_does_not_slow_the_loop(cell: Cell) -> None:
+    cell.gateway.answering.clear()
+    s = cell.session()
+    for step in range(1, 1001):
+        s.step(step)
+    with s.save(1000) as directory:
+        (directory / "w").write_text("w")
+    assert cell.gateway.kinds() == []
+    cell.gateway.answering.set()
+    s.close()
+    assert cell.gateway.kinds() == ["save_began", "saved"]
+
+
+def test_a_flapping_gateway_gets_every_report_in_order(cell: Cell) -> None:
+    cell.gateway.fail("ReportCheckpoint", *[Fault("UNAVAILABLE", "flap")] * 3)
+    cell.gateway.fail("ReportProgress", *[Fault("INTERNAL", "flap")] * 2)
+    with cell.session() as s:
+        for step in (1, 2):
+            with s.save(step) as directory:
+                (directory / "w").write_text("w")
+    assert cell.gateway.kinds() == ["save_began", "saved", "save_began", "saved"]
+
+
+def test_a_report_that_the_cell_refuses_for_good_is_dropped_and_training_goes_on(
+    cell: Cell,
+) -> None:
+    cell.gateway.fail(
+        "ReportCheckpoint", Fault("FAILED_PRECONDITION", "attempt is over", reason="attempt_over")
+    )
+    with cell.session() as s:
+        with s.save(1) as directory:
+            (directory / "w").write_text("w")
+        s.finished(1)
+    assert cell.gateway.kinds() == ["saved", "finished"]
+    assert list((cell.root / "spool/rank-0").iterdir()) == []
+
+
+def test_a_full_or_missing_spool_keeps_reports_in_memory(cell: Cell) -> None:
+    (cell.root / "blocked").write_text("a file, so no directory can be made below it")
+    with cell.session({"TIDEMILL_SPOOL_DIR": str(cell.root / "blocked")}) as s:
+        s.finished(3)
+    assert cell.gateway.kinds() == ["finished"]
+
+
+# ---------------------------------------------------------------- saves that fail
+
+
+def test_what_the_block_raises_is_reported_and_raised(cell: Cell) -> None:
+    with cell.session() as s:
+        with pytest.raises(ZeroDivisionError), s.save(1):
+            _ = 1 / 0
+        with s.save(2) as directory:
+            (directory / "w").write_text("w")
+    assert cell.gateway.kinds() == ["save_began", "save_failed", "save_began", "saved"]
+    assert cell.gateway.reports[1].save_failed.message == "ZeroDivisionError: division by zero"
+
+
+def test_a_commit_that_fails_is_reported_and_training_goes_on(cell: Cell) -> None:
+    with cell.session({"WORLD_SIZE": "2"}) as s, s.save(1, commit_timeout_s=0.05) as directory:
+        (directory / "w").write_text("w")
+    assert cell.gateway.kinds() == ["save_began", "save_failed"]
+    assert "no shard of rank 1" in cell.gateway.reports[1].save_failed.message
+
+
+def test_other_ranks_write_their_shard_and_report_only_failures(cell: Cell) -> None:
+    with cell.session({"RANK": "1", "WORLD_SIZE": "2"}) as s:
+        with s.save(1) as directory:
+            (directory / "w").write_text("w")
+        s.finished(1)
+        s.save_failed(2, "disk full")
+    assert cell.gateway.kinds() == ["save_failed"]
+
+
+# ---------------------------------------------------------------- resume
+
+
+def resumable(cell: Cell, step: int = 7) -> dict[str, str]:
+    """A checkpoint of attempt 1, and the variables by which attempt 2 is told to start from it."""
+    first = {"TIDEMILL_ATTEMPT": "1", "TIDEMILL_CHECKPOINT_DIR": str(cell.root / "job1" / "a1")}
+    with cell.session(first) as s:
+        with s.save(step) as directory:
+            (directory / "w").write_text("weights")
+        manifest = s.verify(cell.root / f"job1/a1/step-{step:012d}")
+    cell.gateway.reports.clear()
+    return {
+        "TIDEMILL_RESUME_STEP": str(step),
+        "TIDEMILL_RESUME_URI": manifest.path.as_uri(),
+        "TIDEMILL_RESUME_MANIFEST": manifest.digest,
+    }
+
+
+def test_a_load_is_followed_by_its_receipt(cell: Cell) -> None:
+    told = resumable(cell)
+    with cell.session(told) as s, s.load() as found:
+        assert found is not None
+        assert (found.step, (found.rank_directory(0) / "w").read_text()) == (7, "weights")
+    (report,) = cell.gateway.reports
+    receipt = report.resumed
+    assert (receipt.attempt, receipt.step, receipt.uri, receipt.manifest) == (
+        2, 7, told["TIDEMILL_RESUME_URI"], told["TIDEMILL_RESUME_MANIFEST"],
+    )  # fmt: skip
+
+
+def test_a_start_from_the_beginning_has_a_receipt_too(cell: Cell) -> None:
+    with cell.session() as s, s.load() as found:
+        assert found is None
+        assert not s.resume_point()
+    assert [(report.resumed.step, report.resumed.uri) for report in cell.gateway.reports] == [
+        (0, "")
+    ]
+
+
+def test_a_damaged_checkpoint_is_reported_before_anything_is_loaded(cell: Cell) -> None:
+    told = resumable(cell)
+    (cell.root / "job1/a1/step-000000000007/rank-00000/w").write_text("WEIGHTS")
+    entered = False
+    with (
+        cell.session(told) as s,
+        pytest.raises(CheckpointError, match="SHA-256"),
+        s.load(wait_s=0),
+    ):
+        entered = True
+    assert (entered, cell.gateway.kinds()) == (False, ["load_failed"])
+    assert cell.gateway.reports[0].load_failed.step == 7
+
+
+def test_a_checkpoint_that_is_not_there_says_what_may_be_wrong(cell: Cell) -> None:
+    told = {
+        "TIDEMILL_RESUME_STEP": "7",
+        "TIDEMILL_RESUME_URI": "file:///nowhere/a1/step-000000000007",
+    }
+    with (
+        cell.session(told) as s,
+        pytest.raises(CheckpointError, match="shared between nodes"),
+        s.load(wait_s=0),
+    ):
+        pass
+    assert cell.gateway.kinds() == ["load_failed"]
+
+
+def test_what_the_loader_raises_is_a_failed_load_unless_memory_ran_out(cell: Cell) -> None:
+    told = resumable(cell)
+    with cell.session(told) as s, pytest.raises(KeyError), s.load():
+        raise KeyError("weights")
+    assert cell.gateway.kinds() == ["load_failed"]
+    with cell.session(told) as s, pytest.raises(MemoryError), s.load():
+        raise MemoryError
+    assert cell.gateway.kinds() == ["load_failed"]
+
+
+def test_a_rank_that_loaded_another_step_than_decided_says_so(cell: Cell) -> None:
+    told = resumable(cell)
+    with cell.session({"RANK": "1", "WORLD_SIZE": "2"} | told) as s:
+        s.resumed(7)
+        s.resumed(5)
+    assert [(report.resumed.step, report.resumed.uri) for report in cell.gateway.reports] == [
+        (5, "")
+    ]
+
+
+def test_a_step_at_or_below_the_start_is_not_saved_again(cell: Cell) -> None:
+    with cell.session(resumable(cell)) as s:
+        with s.load():
+            pass
+        with pytest.raises(CheckpointError, match="not above 7"), s.save(7):
+            pass
+
+
+# ---------------------------------------------------------------- asks
+
+
+def test_an_early_save_goes_from_ask_to_answer_to_save_to_stop(cell: Cell) -> None:
+    with cell.session() as s:
+        step = 0
+        cell.ask(1, 0, stop=False)
+        until(cell.gateway, lambda: "save_answered" in cell.gateway.kinds())
+        agreed = cell.gateway.reports[0].save_answered.at_step
+        cell.ask(1, agreed, stop=True)
+        spins = threading.Event()
+        while not s.stopping:
+            spins.wait(0.01)
+        saved_at = []
+        while not s.should_stop(step):
+            step += 1
+            s.step(step)
+            if s.should_save_now(step):
+                saved_at.append(step)
+                with s.save(step) as directory:
+                    (directory / "w").write_text("w")
+            assert step <= agreed
+        assert (saved_at, step) == ([agreed], agreed)
+    assert cell.gateway.kinds() == ["save_answered", "save_began", "saved"]
+
+
+def test_a_periodic_save_at_or_above_the_agreed_step_lets_training_stop_too(cell: Cell) -> None:
+    with cell.session() as s:
+        cell.ask(1, 5, stop=True)
+        waiting = threading.Event()
+        while not s.stopping:
+            waiting.wait(0.01)
+        s.step(8)
+        assert not s.should_stop(8)
+        with s.save(8) as directory:
+            (directory / "w").write_text("w")
+        assert s.should_stop(8)
+
+
+def test_a_torn_or_foreign_ask_file_changes_nothing(cell: Cell) -> None:
+    cell.ask_file.write_text('{"ask": 1, "at_')
+    with cell.session() as s:
+        s.step(1)
+        until(cell.gateway, lambda: bool(cell.gateway.progress))
+        assert not s.stopping
+        assert not s.should_save_now(1)
+
+
+# ---------------------------------------------------------------- retention and advice
+
+
+def test_only_steps_that_the_registry_released_are_removed_of_this_and_earlier_attempts(
+    cell: Cell,
+) -> None:
+    resumable(cell, step=3)
+    cell.gateway.advice = training_pb.GetAdviceResponse(interval_ms=90_000)
+    with cell.session() as s:
+        for step in (10, 20, 30):
+            with s.save(step) as directory:
+                (directory / "w").write_text("w")
+        cell.gateway.advice = training_pb.GetAdviceResponse(
+            interval_ms=90_000, released_steps=[3, 10], durable_step=30
+        )
+        until(cell.gateway, lambda: cell.gateway.kinds().count("removed") == 2)
+        assert s.advised_interval == 90.0
+    assert [
+        report.removed.step for report in cell.gateway.reports if report.HasField("removed")
+    ] == [3, 10]
+    kept = sorted(
+        str(path.relative_to(cell.root / "job1")) for path in cell.root.glob("job1/a*/step-*")
+    )
+    assert kept == ["a2/step-000000000020", "a2/step-000000000030"]
+
+
+def test_an_attempt_never_touches_those_after_it(cell: Cell) -> None:
+    later = cell.root / "job1/a3/step-000000000010"
+    later.mkdir(parents=True)
+    cell.gateway.advice = training_pb.GetAdviceResponse(released_steps=[10])
+    with cell.session() as s:
+        with s.save(10) as directory:
+            (directory / "w").write_text("w")
+        until(cell.gateway, lambda: "removed" in cell.gateway.kinds())
+    assert later.is_dir()
+
+
+# ---------------------------------------------------------------- outside a cell
+
+
+def test_outside_a_cell_everything_works_on_a_plain_directory(tmp_path: Path) -> None:
+    with session(tmp_path / "ck", env={}) as s:
+        with s.load() as found:
+            assert found is None
+        s.step(1, loss=1.0)
+        with s.save(1) as directory:
+            (directory / "w").write_text("w")
+        assert not s.should_save_now(1)
+        assert not s.should_stop(1)
+        assert s.advised_interval == 0.0
+        s.finished(1)
+    with session(tmp_path / "ck", env={}) as s, s.load() as found:
+        assert found is not None
+        assert found.step == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_speaks_for_nobody(cell: Cell) -> None:
+    with cell.session() as s:
+        until(cell.gateway, lambda: bool(cell.gateway.calls))
+        child = os.fork()
+        if child == 0:
+            s.finished(1)
+            os._exit(0)
+        os.waitpid(child, 0)
+        s.finished(2)
+    assert [report.finished.step for report in cell.gateway.reports] == [2]
+
+
+def test_a_process_that_forgets_to_close_still_sends_what_it_owes(cell: Cell) -> None:
+    program = "from tidemill.training import session; s = session(); s.finished(4)"
+    subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | cell.env, check=True, timeout=60
+    )
+    assert cell.gateway.kinds() == ["finished"]
+
+
+def test_importing_the_session_loads_neither_grpc_nor_numpy_nor_a_framework() -> None:
+    program = (
+        "import sys, tidemill.training\n"
+        "heavy = {'grpc', 'numpy', 'torch', 'jax', 'typer', 'rich', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_broken_environment_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="TIDEMILL_ATTEMPT='x' is not an integer"):
+        session(tmp_path, env={"TIDEMILL_JOB": "j", "TIDEMILL_ATTEMPT": "x"})
