@@ -129,6 +129,8 @@ def jobs_of(fact: Fact) -> tuple[str, ...]:
     run = getattr(fact, "run", "")
     if run:
         return (run.rsplit(".", 2)[0],)
+    if isinstance(fact, f.RequestAccepted | f.RequestRefused):
+        return (fact.target,)  # Of a job or of something else: names do not overlap.
     return ()
 
 
@@ -156,8 +158,6 @@ class About:
             return True
         if isinstance(fact, f.JobAdmitted):
             return bool(fact.count) and fact.job == self._array
-        if isinstance(fact, f.RequestAccepted | f.RequestRefused):
-            return fact.target == self._name
         named = getattr(fact, "run", "") in self._runs or getattr(fact, "queue", "") == self._name
         return named or any(job.rpartition("_")[0] == self._name for job in jobs)
 

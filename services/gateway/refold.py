@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -58,12 +58,15 @@ class Walk:
         records = self._log.read(self.next_offset, limit=RECORDS_PER_READ, timeout_s=0)
         return [self._step(record) for record in records]
 
-    def steps(self, stop: threading.Event) -> Iterator[Step]:
-        """Up to the end of the log; raises Cancelled."""
-        while steps := self.read():
+    def steps(self, stop: threading.Event, *, up_to: int | None = None) -> Iterator[Step]:
+        """To the end of the log, or to an offset; raises Cancelled."""
+        while (up_to is None or self.next_offset <= up_to) and (steps := self.read()):
             if stop.is_set():
                 raise Cancelled
-            yield from steps
+            for step in steps:
+                if up_to is not None and step.record.offset > up_to:
+                    return
+                yield step
 
     def _step(self, record: LogRecord) -> Step:
         entry, unreadable = decode(record, self._chain)
@@ -89,19 +92,41 @@ def entry_response(step: Step) -> log_service_pb2.ReadEntriesResponse:
     return response
 
 
+def newest(
+    walk_from: Callable[[int], tuple[Walk, bool]],
+    end: int,
+    count: int,
+    wanted: Callable[[log_service_pb2.ReadEntriesResponse], bool],
+) -> Sequence[log_service_pb2.ReadEntriesResponse]:
+    """The last `count` records up to `end` that are wanted, looking back as far as it takes.
+
+    `walk_from` answers a walk that begins at or before an offset, and whether it begins at the first record.
+    """
+    span = 2 * count
+    while True:
+        walk, from_the_first = walk_from(max(end - span, 0))
+        found: deque[log_service_pb2.ReadEntriesResponse] = deque(maxlen=count)
+        while walk.next_offset <= end and (steps := walk.read()):
+            responses = [entry_response(step) for step in steps if step.record.offset <= end]
+            found.extend([response for response in responses if wanted(response)])
+        if len(found) == count or from_the_first:
+            return found
+        span *= 8
+
+
 def history(
-    steps: Iterator[Step], name: str, *, from_ms: int = 0, to_ms: int = 0, up_to: int = -1
+    steps: Iterator[Step], name: str, *, from_ms: int = 0, to_ms: int = 0
 ) -> list[job_service_pb2.HistoryLine]:
-    """Lines about a job, array, node or queue, in order; bounded by time, and by offset when `up_to` is given."""
+    """Lines about a job, array, node or queue, in order; bounded by time."""
     about = About(name)
     first: list[job_service_pb2.HistoryLine] = []
     rest: deque[job_service_pb2.HistoryLine] = deque(maxlen=LINES_MAX - 1)
     for step in steps:
         entry = step.entry
-        if (to_ms and entry.at_ms > to_ms) or (up_to >= 0 and entry.offset > up_to):
-            break
         if step.void:
             continue
+        if to_ms and entry.at_ms > to_ms:
+            break
         for recorded in entry.facts:
             if about(recorded.fact) and entry.at_ms >= from_ms:
                 (rest if first else first).append(line(entry, recorded))

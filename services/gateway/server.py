@@ -12,14 +12,17 @@ from grpc_reflection.v1alpha import reflection
 
 from services.gateway.driver import Driver
 from services.gateway.gate import CALLS_MAX, OPTIONS, Gate
+from services.gateway.lookback import Lookback
 from services.gateway.servicers.fleet import FleetServicer, QueueServicer
 from services.gateway.servicers.jobs import JobServicer
+from services.gateway.servicers.logs import LogServicer
 from services.gateway.servicers.nodes import NodeServicer
 from services.gateway.servicers.training import TrainingServicer
 from services.runtime.ports import Blobs
 from tidemill.v1 import (
     fleet_service_pb2_grpc,
     job_service_pb2_grpc,
+    log_service_pb2_grpc,
     node_service_pb2_grpc,
     queue_service_pb2_grpc,
     training_service_pb2_grpc,
@@ -31,6 +34,7 @@ SERVICES: Final = (
     "tidemill.v1.FleetService",
     "tidemill.v1.NodeService",
     "tidemill.v1.TrainingService",
+    "tidemill.v1.LogService",
 )
 
 
@@ -42,6 +46,7 @@ class Server:
         driver: Driver,
         blobs: Blobs,
         gate: Gate,
+        lookback: Lookback,
         *,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
@@ -50,7 +55,7 @@ class Server:
             interceptors=[gate], options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
         )
         self._health = health.aio.HealthServicer()
-        _add_all(self._server, driver, blobs)
+        _add_all(self._server, driver, blobs, lookback)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names: Sequence[str] = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -84,8 +89,9 @@ class Server:
             await self._health.set(name, status)
 
 
-def _add_all(server: grpc.aio.Server, driver: Driver, blobs: Blobs) -> None:
-    job_service_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(driver), server)
+def _add_all(server: grpc.aio.Server, driver: Driver, blobs: Blobs, lookback: Lookback) -> None:
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(driver, lookback), server)
+    log_service_pb2_grpc.add_LogServiceServicer_to_server(LogServicer(driver, lookback), server)
     queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(driver), server)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetServicer(driver), server)
     node_service_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(driver, blobs), server)

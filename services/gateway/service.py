@@ -18,6 +18,7 @@ from services.gateway.core import GatewayCore
 from services.gateway.credentials import TokensFile
 from services.gateway.driver import Driver
 from services.gateway.gate import Gate
+from services.gateway.lookback import Lookback
 from services.gateway.metrics import Metrics
 from services.gateway.refusal import Refusal, Status
 from services.gateway.server import Server, is_loopback
@@ -101,7 +102,8 @@ class Service:
                 counted=metrics.called,
                 refuse_all=lambda: _DRAINING if self._draining else None,
             )
-            server = Server(driver, blobs, gate, credentials=self._credentials())
+            lookback = Lookback(self._cell)
+            server = Server(driver, blobs, gate, lookback, credentials=self._credentials())
             driver.start()
             stack.push_async_callback(driver.stop)
             port = await server.start(self._settings.listen)

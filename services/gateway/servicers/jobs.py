@@ -13,7 +13,9 @@ from google.protobuf.message import Message
 from services.gateway.auth import Caller
 from services.gateway.changes import ChangeRequest
 from services.gateway.driver import Driver
+from services.gateway.explain import explain
 from services.gateway.gate import Context, caller
+from services.gateway.lookback import Lookback
 from services.gateway.refusal import Refusal
 from tidemill.v1 import common_pb2, job_service_pb2_grpc
 from tidemill.v1 import job_service_pb2 as jobs
@@ -43,9 +45,10 @@ _Step: TypeAlias = _Begun | Refusal | _End
 class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     """Jobs: submit, change, look, follow."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, lookback: Lookback) -> None:
         self._driver = driver
         self._core = driver.core
+        self._lookback = lookback
 
     # --- submit
 
@@ -157,8 +160,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     async def ExplainJob(
         self, request: jobs.ExplainJobRequest, _context: Context
     ) -> jobs.ExplainJobResponse:
-        job = self._core.reads.get_job(jobs.GetJobRequest(job=request.job)).job
-        return jobs.ExplainJobResponse(job=job, reason=job.reason)
+        return await explain(self._driver, self._lookback, request)
 
     async def WatchJobs(
         self, request: jobs.WatchJobsRequest, _context: Context
