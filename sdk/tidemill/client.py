@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
@@ -166,7 +166,7 @@ class Client:
 
     def watch(
         self, filter_: job_pb.JobFilter | None = None, *, give_up_after_s: float = 300.0
-    ) -> Iterator[job_pb.WatchJobsResponse]:
+    ) -> Generator[job_pb.WatchJobsResponse, None, None]:
         """The view of each matching job, `current` once all are there, then every change; for ever.
 
         After a lost connection it goes on by itself: views that were seen before are not repeated.
