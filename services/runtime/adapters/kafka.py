@@ -47,6 +47,10 @@ class KafkaEventLog:
         # Nobody writes the log in transactions; one that hangs, of whoever may, must not hide what follows it.
         self._reader = KafkaReader(settings, committed_only=False)
 
+    def prepare_to_append(self) -> None:
+        """Connect the producer now, so that a leader's first entry does not wait for it."""
+        self._writer.prepare()
+
     def append(self, value: bytes) -> None:
         """Store one record on every replica in sync. A late duplicate of a retry is possible; the chain voids it."""
         self._writer.send([Keyed(*self._place, None, value)])

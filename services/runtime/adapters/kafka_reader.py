@@ -39,19 +39,22 @@ class NoSuchPositionError(Exception):
 
 
 class KafkaReader:
-    """Reads partitions of one broker cluster. The first read connects."""
+    """Reads partitions of one broker cluster. The first use connects.
+
+    Questions have a client of their own: a broker answers one connection in turn, and behind a fetch that waits for
+    records an answer would wait too.
+    """
 
     def __init__(self, settings: KafkaSettings, *, committed_only: bool) -> None:
         self._settings = settings
         self._last = LastError()
+        self._config = consumer_config(settings, self._last, committed_only=committed_only)
         self._using = threading.RLock()
         self._closed = False
+        self._fetching: Consumer | None = None
+        self._asking: Consumer | None = None
         self._next: dict[Place, int] = {}
         self._seen_to: dict[Place, int] = {}
-        with mapped("the consumer"):
-            self._client = Consumer(
-                consumer_config(settings, self._last, committed_only=committed_only)
-            )
 
     def read(
         self, positions: Mapping[Place, int], *, limit: int, timeout_s: float
@@ -107,10 +110,9 @@ class KafkaReader:
     def bounds(self, place: Place) -> tuple[int, int]:
         """(oldest kept, next) of a partition, from the broker that leads it."""
         with self._using:
-            if self._closed:
-                raise PortError("this reader is closed")
+            asking = self._asker()
             with mapped(place[0]):
-                oldest, end = self._client.get_watermark_offsets(
+                oldest, end = asking.get_watermark_offsets(
                     TopicPartition(*place), timeout=self._settings.answer_timeout_s
                 )
             return oldest, end
@@ -118,10 +120,9 @@ class KafkaReader:
     def partitions(self, topic: str) -> int:
         """How many the topic has now."""
         with self._using:
-            if self._closed:
-                raise PortError("this reader is closed")
+            asking = self._asker()
             with mapped(topic):
-                found = self._client.list_topics(topic, timeout=self._settings.answer_timeout_s)
+                found = asking.list_topics(topic, timeout=self._settings.answer_timeout_s)
         metadata = found.topics[topic]
         if metadata.error is not None:
             raise meaning(metadata.error, topic)
@@ -134,7 +135,7 @@ class KafkaReader:
                 return
             offsets = [TopicPartition(*place, offset) for place, offset in positions.items()]
             with mapped("the group's offsets"):
-                self._client.commit(offsets=offsets, asynchronous=True)
+                self._asker().commit(offsets=offsets, asynchronous=True)
 
     def silent(self, topic: str) -> PortError:
         """The error of a wait that was in vain."""
@@ -148,24 +149,43 @@ class KafkaReader:
             return
         self._closed = True
         with self._using:
-            self._client.close()
+            for client in (self._fetching, self._asking):
+                if client is not None:
+                    client.close()
+
+    def _asker(self) -> Consumer:
+        if self._closed:
+            raise PortError("this reader is closed")
+        if self._asking is None:
+            self._asking = self._connect()
+        self._asking.poll(0)  # Takes what it has to say of its connections; it has no records.
+        return self._asking
+
+    def _connect(self) -> Consumer:
+        with mapped("the consumer"):
+            return Consumer(self._config)
 
     def _go_to(self, positions: Mapping[Place, int]) -> None:
         if self._next == positions:
             return
         self._next, self._seen_to = {}, {}
+        if (
+            self._fetching is None
+        ):  # A client that has idled before its first topic is slow to find who leads it.
+            self._fetching = self._connect()
         with mapped("assigning partitions"):
-            self._client.assign(
+            self._fetching.assign(
                 [TopicPartition(*place, offset) for place, offset in positions.items()]
             )
         self._next = dict(positions)
 
     def _take(self, limit: int, wait_s: float) -> list[Message]:
         """The first that comes, with all that is there already; the library would wait until `limit` are there."""
+        assert self._fetching is not None
         with mapped("reading"):
-            messages = self._client.consume(1, wait_s)
+            messages = self._fetching.consume(1, wait_s)
             if messages and limit > 1:
-                messages += self._client.consume(limit - 1, 0)
+                messages += self._fetching.consume(limit - 1, 0)
         found = []
         for message in messages:
             error = message.error()

@@ -48,6 +48,10 @@ class KafkaWriter:
         self._session: _Session | None = None
         self._closed = False
 
+    def prepare(self) -> None:
+        """Connect now: the first record would else wait half a second for its producer."""
+        self._producing()
+
     def send(self, records: Sequence[Keyed]) -> list[int]:
         """Store them, those of one partition in the order given; answers their offsets when all are durable.
 
