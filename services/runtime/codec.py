@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from services.runtime import chain
 from statemachines.entry import Entry, Position, Recorded
 from statemachines.facts import Fact
-from statemachines.values import JobSpec, Role
+from statemachines.values import JobSpec, Reason, ResumePoint, Role
 from tidemill.v1 import facts_pb2, log_pb2
 
 E = TypeVar("E", bound=StrEnum)
@@ -164,10 +164,12 @@ _SCALARS: Final = {
 }
 _DECODERS: Final[dict[type, _Convert]] = {}
 _ENCODERS: Final[dict[type, _Convert]] = {}
+# Expressions that decode a struct from the message named {0}; where they are written out, a call is saved.
+_INLINE: Final[dict[type, str]] = {}
 _MEMBERS: Final[dict[type, dict[int, StrEnum]]] = {}
 _NUMBERS: Final[dict[type, dict[StrEnum, int]]] = {}
 # Thousands of jobs share one of these: equal bytes are decoded once, to one object, which saves time and memory.
-_INTERNED: Final = frozenset({JobSpec, Role})
+_INTERNED: Final = frozenset({JobSpec, Reason, ResumePoint, Role})
 _INTERNED_MAX: Final = 4096
 # What the compiled expressions see: decode_X, encode_X, members_X, numbers_X by the name of a type.
 _NAMES: Final[dict[str, Any]] = {"Recorded": Recorded}
@@ -217,11 +219,13 @@ def _derive(struct: type[msgspec.Struct], message: Descriptor) -> str:
         raise TypeError(f"{name} and {message.full_name} do not have the same fields: {odd}")
     pairs = [(field, *_field(hints[field], fields[field])) for field in struct.__struct_fields__]
     _NAMES[name] = struct
-    decode = ", ".join(decode.format(f"m.{field}") for field, decode, _ in pairs)
+    decode = ", ".join(decode.format(f"{{0}}.{field}") for field, decode, _ in pairs)
     encode = ", ".join(f"{field!r}: " + encode.format(f"v.{field}") for field, _, encode in pairs)
-    decoder = _compile(f"lambda m: {name}({decode})")
+    inline = f"{name}({decode})"
+    decoder = _compile(f"lambda m: {inline.format('m')}")
     if struct in _INTERNED:
-        decoder = _interning(decoder)
+        decoder, inline = _interning(decoder), f"decode_{name}({{0}})"
+    _INLINE[struct] = inline
     _DECODERS[struct] = _NAMES[f"decode_{name}"] = decoder
     _ENCODERS[struct] = _NAMES[f"encode_{name}"] = _compile(f"lambda v: {{{encode}}}")
     return name
@@ -250,12 +254,19 @@ def _field(hint: Any, field: FieldDescriptor) -> tuple[str, str]:
     (item, _) = typing.get_args(hint)
     if item == tuple[str, str]:  # GetOptions would tell a map from a list, for ten MiB of memory.
         entry = field.message_type
-        _expect(field, entry is not None and [each.name for each in entry.fields] == ["key", "value"])
+        _expect(
+            field, entry is not None and [each.name for each in entry.fields] == ["key", "value"]
+        )
         return "tuple(sorted({}.items()))", "dict({})"
     decode, encode = _item(item, field)
     if decode == encode:
-        return "tuple({})", "{}"
-    return f"tuple([{decode.format('i')} for i in {{}}])", f"[{encode.format('i')} for i in {{}}]"
+        return "tuple({}[:])", "{}"
+    decode = _INLINE.get(item, decode)
+    # A slice of a repeated field is a list, which is quicker to go through.
+    return (
+        f"tuple([{decode.format('i')} for i in {{}}[:]])",
+        f"[{encode.format('i')} for i in {{}}]",
+    )
 
 
 def _item(hint: Any, field: FieldDescriptor) -> tuple[str, str]:
@@ -304,9 +315,8 @@ def _derive_facts() -> tuple[dict[str | None, _Convert], dict[type, _Convert]]:
         struct = structs[name]
         assert kind.message_type is not None
         _derive(struct, kind.message_type)
-        decoders[kind.name] = _compile(
-            f"lambda f: Recorded(decode_{name}(f.{kind.name}), f.by, f.input)"
-        )
+        fact = _INLINE[struct].replace("{0}", f"(m := f.{kind.name})", 1).format("m")
+        decoders[kind.name] = _compile(f"lambda f: Recorded({fact}, f.by, f.input)")
         encoders[struct] = _compile(
             f"lambda r: {{'by': r.by, 'input': r.input, {kind.name!r}: encode_{name}(r.fact)}}"
         )
