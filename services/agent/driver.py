@@ -156,8 +156,8 @@ class Driver:
         match action:
             case m.Persist():
                 self._spawn(self._persist(action))
-            case m.Renew(stamp=stamp):
-                self._files.renew(stamp.mono_ms, stamp.boot_ms, stamp.sequence)
+            case m.Renew():
+                self._renew(action)
             case m.Fetch(digest=digest):
                 self._spawn(self._fetch(digest))
             case m.Start(order=order):
@@ -178,6 +178,17 @@ class Driver:
                 self._stream.drop(reason)
             case _:
                 self._stream.send(wire.request(self.core.node, action))
+
+    def _renew(self, action: m.Renew) -> None:
+        stamp = action.stamp
+        try:
+            self._files.renew(stamp.mono_ms, stamp.boot_ms, stamp.sequence)
+        except OSError as error:
+            log.error(  # noqa: TRY400 - weather
+                "renewal_not_written",
+                error=str(error),
+                hint="make space, or supervisors fence runs",
+            )
 
     async def _persist(self, action: m.Persist) -> None:
         try:

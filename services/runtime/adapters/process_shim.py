@@ -67,6 +67,7 @@ class Output:
         self._size = 0
         self._lost = 0
         self._fd = -1
+        self._append(b"")  # There is something to follow from the first moment on.
 
     def write(self, data: bytes) -> None:
         if self._lost and self._append(b"[tidemill: %d bytes lost, disk full]\n" % self._lost):
@@ -173,13 +174,13 @@ class Supervisor:
         poll.register(self._wake, select.POLLIN)
         poll.register(self._pipe, select.POLLIN)
         while self._reap():
+            self._act()
             poll.poll(self._patience_ms())
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
             if not self._pump():
                 with contextlib.suppress(KeyError):
                     poll.unregister(self._pipe)
-            self._act()
         self._kill_all()
         for _ in range(self._order.log_bytes // READ_BYTES + 1):
             if not self._pump():
