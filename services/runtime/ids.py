@@ -21,7 +21,7 @@ _LETTERS: Final = str.maketrans("234567", "abcdef")
 def job_id(*, principal: str, request: str) -> JobId:
     """The id of the job that this request of this principal makes, now and at every retry."""
     digest = hashlib.sha256(b"job\0" + principal.encode() + b"\0" + request.encode()).digest()
-    name = base64.b32encode(digest)[:JOB_ID_CHARS].decode().lower()
+    name = base64.b32encode(digest[:10])[:JOB_ID_CHARS].decode().lower()
     return JobId(name[0].translate(_LETTERS) + name[1:])
 
 
