@@ -125,11 +125,10 @@ class GatewayCore:
         submit = requests_pb2.SubmitJob(job=job, spec=request.spec, count=request.count)
         submit.spec.launch = ids.blob_digest(blob)
         wish = self._wish(caller, asked, job, now, "submit_job", submit, blobs=(blob,))
-        durable = jobs.SubmitJobResponse(job=job, status=jobs.SUBMIT_STATUS_DURABLE)
         waiter = Waiter(
             call,
             accepted=lambda: self._admitted(job),
-            durable=lambda: durable,
+            durable=lambda: jobs.SubmitJobResponse(job=job, status=jobs.SUBMIT_STATUS_DURABLE),
             durable_only=request.durable_only,
         )
         self.requests.ask(wish, waiter, now, deadline_ms=deadline_ms)

@@ -44,6 +44,8 @@ def check_submission(request: job_service_pb2.SubmitJobRequest) -> None:
 
 
 def _gang(spec: common_pb2.JobSpec) -> list[Violation]:
+    if len(spec.roles) == 1 and spec.roles[0].count <= MEMBERS_MAX:
+        return []
     found = []
     members = sum(role.count for role in spec.roles)
     if members > MEMBERS_MAX:
@@ -58,19 +60,24 @@ def _gang(spec: common_pb2.JobSpec) -> list[Violation]:
 
 def _launch(launch: common_pb2.Launch) -> list[Violation]:
     found = []
-    size = sum(len(word) for word in launch.argv)
-    size += sum(len(name) + len(value.encode()) for name, value in launch.env.items())
-    if size > EXEC_BYTES_MAX:
-        found.append(
-            Violation(
-                "launch.env",
-                f"arguments and environment have {size} bytes, and a program takes at most {EXEC_BYTES_MAX}: "
-                "put large values into a file",
+    words = [*launch.argv, launch.workdir]
+    if launch.env:
+        words += launch.env
+        words += launch.env.values()
+    whole = launch.ByteSize()
+    if whole > EXEC_BYTES_MAX:  # Otherwise its parts are not larger either.
+        size = sum(len(word.encode()) for word in words)
+        if size > EXEC_BYTES_MAX:
+            found.append(
+                Violation(
+                    "launch.env",
+                    f"arguments and environment have {size} bytes, and a program takes at most {EXEC_BYTES_MAX}: "
+                    "put large values into a file",
+                )
             )
-        )
-    if launch.ByteSize() > LAUNCH_BYTES_MAX:
-        found.append(Violation("launch", f"more than {LAUNCH_BYTES_MAX} bytes"))
-    if any("\0" in word for word in (*launch.argv, *launch.env.values(), launch.workdir)):
+        if whole > LAUNCH_BYTES_MAX:
+            found.append(Violation("launch", f"{whole} bytes, more than {LAUNCH_BYTES_MAX}"))
+    if "\0" in "".join(words):
         found.append(Violation("launch", "a NUL character cannot be passed to a program"))
     return found
 
