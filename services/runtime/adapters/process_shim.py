@@ -373,6 +373,9 @@ def _keep_end(exit_code: int, number: int, evidence: str, message: str) -> None:
     os.close(fd)
     os.rename("exit.tmp", "exit")
     _sync_directory()
+    os.close(
+        LOCK_FD
+    )  # From now on the run counts as ended: before the bell, so that who hears it sees it.
     import _socket
 
     with contextlib.suppress(OSError):  # A hint; the agent also looks by itself.
