@@ -1,6 +1,7 @@
 """One place pins the versions; the files that must repeat one agree with it."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from compose import versions
 from compose.local import build
 
+ROOT = Path(__file__).resolve().parents[2]
 ETCD = Path(build.ETCD)
 
 
@@ -27,6 +29,12 @@ def test_locked_jars_are_those_of_the_pinned_kafka() -> None:
         f"log4j-slf4j-impl-{log4j}.jar",
     } <= jars.keys()
     assert [name for name in jars if re.match(r"kafka[-_]", name) and kafka not in name] == []
+
+
+@pytest.mark.parametrize("project", [ROOT, ROOT / "sdk"], ids=["server", "sdk"])
+def test_images_are_named_after_the_version_of_the_project(project: Path) -> None:
+    declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"]
+    assert versions.pinned()["TIDEMILL_VERSION"] == declared
 
 
 def test_pom_repeats_no_version_and_names_no_repository() -> None:
