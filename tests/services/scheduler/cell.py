@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from google.protobuf.message import Message
 
 from services.runtime import codec, ids
@@ -15,15 +16,32 @@ from services.runtime.ports import InputRecord, LogRecord
 from services.scheduler.core import LeaderCore, Step
 from services.scheduler.opening import opening
 from statemachines import facts, invariants, snapshot
+from statemachines.attempt import Attempt
 from statemachines.cluster import Cluster
 from statemachines.entry import Recorded
+from statemachines.job import Job
 from statemachines.policy import DEFAULT_POLICY, Policy
-from statemachines.values import Evidence, JobSpec, QueueId, Resources, Role
+from statemachines.values import Evidence, JobId, JobSpec, NodeId, QueueId, Resources, Role, RunId
 from statemachines.watcher import Watcher
 from tidemill.v1 import common_pb2, reports_pb2, requests_pb2, verdicts_pb2
 
 CELL = "test"
 ALICE = "user:alice"
+A, B = JobId("a"), JobId("b")
+N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
+# A policy of round numbers, and one attempt more than the default before the brake.
+POLICY = msgspec.structs.replace(
+    DEFAULT_POLICY,
+    retire_after_ms=3_600_000,
+    fence_after_ms=60_000,
+    fence_margin_ms=10_000,
+    grace_ms=5_000,
+    save_wait_ms=20_000,
+    start_timeout_ms=30_000,
+    max_attempts_without_progress=3,
+    backoff_ms=1_000,
+    keep_checkpoints=2,
+)
 
 
 def spec(
@@ -39,10 +57,24 @@ def spec(
     return JobSpec(name, QueueId(queue), 0, (role,), **rest)  # type: ignore[arg-type]
 
 
+def apply(
+    queue: str,
+    parent: str = "",
+    *,
+    device_limit: int = -1,
+    cpu_milli_limit: int = -1,
+    job_limit: int = -1,
+) -> requests_pb2.ApplyQueue:
+    """An ApplyQueue; no limit where none is given."""
+    return requests_pb2.ApplyQueue(
+        queue=queue, parent=parent, device_limit=device_limit, cpu_milli_limit=cpu_milli_limit, job_limit=job_limit
+    )  # fmt: skip
+
+
 class Cell:
     """One leader, one log, one follower. Facts of a step come back without who asked; `recorded` keeps them whole."""
 
-    def __init__(self, *, policy: Policy = DEFAULT_POLICY) -> None:
+    def __init__(self, *, policy: Policy = POLICY) -> None:
         self.now_ms = 1_000_000
         self.log: list[LogRecord] = []
         self.reader = Cluster(CELL)
@@ -73,7 +105,7 @@ class Cell:
             policy=self.policy,
             now_ms=self.now_ms,
         )
-        record = self._append(sealed.value)
+        record = self.append(sealed.value)
         assert cluster.fold(codec.decode_entry(record.offset, record.value))
         self.cluster = cluster
         self.core = LeaderCore(cluster)
@@ -88,7 +120,7 @@ class Cell:
         self.steps.append(step)
         now: list[Recorded] = []
         for sealed in step.sealed:
-            record = self._append(sealed.value)
+            record = self.append(sealed.value)
             entry = self.core.confirm(record)
             assert entry is not None
             now += entry.facts
@@ -97,8 +129,9 @@ class Cell:
         return [each.fact for each in now]
 
     def run(self, *, after_ms: int = 0) -> list[facts.Fact]:
-        """Steps until nothing more is to be done now; their facts."""
-        done = self.step(after_ms=after_ms)
+        """Decide what was sent, let time pass, and step until nothing more is to be done; their facts."""
+        done = self.step()
+        done += self.step(after_ms=after_ms)
         while (due := self.core.next_due_ms(self.now_ms)) is not None and due <= self.now_ms:
             more = self.step()
             if not more:
@@ -112,7 +145,8 @@ class Cell:
         assert invariants.violations(self.cluster) == []
         assert snapshot.encode(self.cluster) == snapshot.encode(self.reader)
 
-    def _append(self, value: bytes) -> LogRecord:
+    def append(self, value: bytes) -> LogRecord:
+        """A record of the log, which the reader folds."""
         record = LogRecord(len(self.log), value)
         self.log.append(record)
         self.broken += self.watcher.fold(self.reader, codec.decode_entry(record.offset, value))
@@ -125,6 +159,15 @@ class Cell:
         offset = self._ends.get((topic, partition), 0)
         self._ends[topic, partition] = offset + 1
         self._inputs.append(InputRecord(topic, partition, offset, b"", value))
+
+    def take_inputs(self) -> list[InputRecord]:
+        """What was sent and not yet decided, taken away."""
+        inputs, self._inputs = self._inputs, []
+        return inputs
+
+    def give(self, inputs: Sequence[InputRecord]) -> None:
+        """What the next step decides."""
+        self._inputs += inputs
 
     def ask(self, kind: Message, *, by: str = ALICE, key: str = "") -> str:
         """A request; answers its key."""
@@ -242,7 +285,7 @@ class Cell:
 
     def node_of(self, run: str) -> str:
         """Where a run is."""
-        known = self.cluster.runs.get(run)  # type: ignore[call-overload]
+        known = self.cluster.runs.get(RunId(run))
         return known.node if known else "nowhere"
 
     def nodes(self, *names: str, devices: int = 8) -> None:
@@ -255,7 +298,7 @@ class Cell:
         """A job that has been placed."""
         self.submit(job, wanted)
         self.step()
-        assert self.cluster.jobs[job].attempt == 1, self.cluster.jobs[job].reason  # type: ignore[index]
+        assert self.job(job).attempt == 1, self.job(job).reason
 
     def running(self, job: str, wanted: JobSpec | None = None) -> None:
         """A job that runs."""
@@ -264,15 +307,31 @@ class Cell:
 
     def start(self, job: str) -> list[facts.Fact]:
         """Every run of the present attempt begins."""
-        attempt = self.cluster.attempt(job)  # type: ignore[arg-type]
-        assert attempt is not None
-        for run in attempt.runs:
+        for run in self.attempt(job).runs:
             self.began(run)
         return self.step()
 
     def state(self, job: str) -> str:
         """Where a job is."""
-        return str(self.cluster.jobs[job].state)  # type: ignore[index]
+        return str(self.job(job).state)
+
+    def job(self, job: str) -> Job:
+        """A job as it is now."""
+        return self.cluster.jobs[JobId(job)]
+
+    def attempt(self, job: str) -> Attempt:
+        """The present or last attempt of a job."""
+        attempt = self.cluster.attempt(JobId(job))
+        assert attempt is not None, f"job {job} has no attempt"
+        return attempt
+
+    def answer(self, key: str) -> str:
+        """What a request was answered: "" when it was granted, else the code."""
+        return self.cluster.answers[key].code
+
+    def weather(self) -> dict[str, int]:
+        """The inputs of the last step that changed nothing."""
+        return dict(self.steps[-1].weather)
 
 
 def uri(job: str, attempt: int, step: int) -> str:
