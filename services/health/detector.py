@@ -1,0 +1,113 @@
+"""The detector: telemetry and what the log says in, verdicts out. Pure: no clock, I/O or randomness.
+
+Judged time is the time during which a node could have been heard by us. It stands still while we did not look (a gap
+between two calls: a stall, a suspended machine), and every deadline starts anew when the path to the agents was cut (no
+gateway was heard) and comes back. So our own trouble is never taken for theirs, and one node of a cell of one can still
+be lost. Verdicts are idempotent and are said again while the log does not show them.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from services.health.messages import (
+    AttemptGone,
+    AttemptKnown,
+    Beat,
+    IncidentKnown,
+    Input,
+    NodeForgotten,
+    NodeKnown,
+    PathHeard,
+    Progressed,
+    Signalled,
+    Verdict,
+)
+from services.health.parts import Parts
+from services.health.progress import Progress
+from services.health.rules import Rules
+from services.health.silence import Silence
+from services.health.table import Table
+
+
+class Detector:
+    """Judges one cell. `now_ms` is a clock that only grows, suspended time included."""
+
+    def __init__(self, rules: Rules, table: Table, now_ms: int) -> None:
+        self.silence = Silence(rules)
+        self.progress = Progress(rules)
+        self.parts = Parts(rules, table, self.progress)
+        self._rules = rules
+        self._unseen_ms = 0
+        self._looked_ms = now_ms
+        self._held_back = False
+        self._path_ms: int | None = None
+        self.stalls = 0
+        self.restarts = 0
+
+    @property
+    def path_ms(self) -> int | None:
+        """When a gateway was last heard; None before."""
+        return self._path_ms
+
+    def observe(self, said: Input, now_ms: int) -> list[Verdict]:
+        """Take one input. What can be said at once is; the rest at the next tick."""
+        at_ms = self._look(now_ms)
+        match said:
+            case Beat():
+                return self.silence.beat(said, at_ms)
+            case PathHeard():
+                self._hear(now_ms, at_ms)
+            case Progressed():
+                self.progress.progressed(said, at_ms)
+            case Signalled():
+                self.parts.signalled(said, at_ms)
+            case NodeKnown():
+                self.silence.known(said, at_ms)
+                self.parts.known(said)
+            case NodeForgotten(node=node):
+                self.silence.forgotten(node)
+                self.parts.forgotten(node)
+            case AttemptKnown():
+                self.progress.known(said, at_ms)
+            case AttemptGone(job=job):
+                self.progress.gone(job)
+            case IncidentKnown(incident=incident):
+                self.silence.incident_known(incident, at_ms)
+            case _:
+                assert_never(said)
+        return []
+
+    def tick(self, now_ms: int) -> list[Verdict]:
+        """Judge; call it about once a second, when all telemetry that there is has been observed."""
+        at_ms = self._look(now_ms)
+        if self._cut(now_ms):
+            return []
+        verdicts = self.silence.tick(at_ms)
+        if self.silence.incident:
+            self._held_back = True  # What hangs during an incident hangs because of it.
+            return verdicts
+        if self._held_back:
+            self._held_back = False
+            self.progress.restart(at_ms)
+        return [*verdicts, *self.parts.tick(at_ms), *self.progress.tick(at_ms)]
+
+    def _look(self, now_ms: int) -> int:
+        """The judged time of a call: what passed since the last one counts only if we were looking."""
+        gap_ms = now_ms - self._looked_ms
+        self._looked_ms = now_ms
+        if gap_ms > self._rules.own_gap_ms:
+            self._unseen_ms += gap_ms
+            self.stalls += 1
+        return now_ms - self._unseen_ms
+
+    def _hear(self, now_ms: int, at_ms: int) -> None:
+        """The path is there; when it comes back, agents need time to find it."""
+        if self._cut(now_ms):
+            self.restarts += 1
+            self.silence.restart(at_ms)
+            self.progress.restart(at_ms)
+        self._path_ms = now_ms
+
+    def _cut(self, now_ms: int) -> bool:
+        return self._path_ms is None or now_ms - self._path_ms > self._rules.path_gap_ms

@@ -1,0 +1,105 @@
+"""Metrics and log lines of the health processor. No node or job id is a label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client import Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from services.health.driver import Processor
+from services.health.messages import JobHung, MassSilence, NodeGone, Verdict
+from services.runtime.ports import InputGapError, PortError
+from services.runtime.telemetry import Telemetry
+
+# What a person should see.
+_LOUD: Final = (NodeGone, MassSilence, JobHung)
+
+
+class Observer:
+    """A Watch on one processor; `attach` it once the processor is made."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        def counter(name: str, what: str, label: str) -> Counter:
+            return Counter(f"tidemill_{name}", what, [label], registry=telemetry.registry)
+
+        self._telemetry = telemetry
+        self._log = telemetry.log
+        self._observed = counter("telemetry", "Beats, signals and steps observed", "topic")
+        self._unreadable = counter("telemetry_unreadable", "Records that were dropped", "topic")
+        self._skipped = counter("telemetry_skipped", "Records gone before they were read", "topic")
+        self._verdicts = counter("verdicts", "Verdicts published, repeats included", "verdict")
+        self._weather = counter("weather", "Failures that were tried again", "what")
+
+    def attach(self, processor: Processor) -> None:
+        """Say how it recovered, and serve what it watches."""
+        recovered, cluster = processor.recovered, processor.cluster
+        for why in recovered.passed_over:
+            self._log.warning("snapshot_passed_over", why=why)
+        self._log.info(
+            "recovered", offset=cluster.offset, term=cluster.term, records=recovered.records
+        )
+        self._telemetry.registry.register(_Watched(processor))
+        self._telemetry.health.ready()
+
+    # --- Watch
+
+    def observed(self, topic: str, count: int) -> None:
+        self._observed.labels(topic).inc(count)
+
+    def unreadable(self, topic: str, why: str) -> None:
+        self._unreadable.labels(topic).inc()
+        self._log.debug("telemetry_unreadable", topic=topic, why=why)
+
+    def skipped(self, gap: InputGapError) -> None:
+        self._skipped.labels(gap.topic).inc(gap.oldest - gap.position)
+        self._log.warning("telemetry_skipped", topic=gap.topic, records=gap.oldest - gap.position)
+
+    def judged(self, verdicts: Sequence[Verdict]) -> None:
+        for verdict in verdicts:
+            name = type(verdict).__name__
+            self._verdicts.labels(name).inc()
+            fields = {each: getattr(verdict, each) for each in verdict.__struct_fields__}
+            say = self._log.warning if isinstance(verdict, _LOUD) else self._log.info
+            say("verdict", verdict=name, **fields)
+
+    # --- the shell
+
+    def turned(self) -> None:
+        """A turn went well."""
+        self._telemetry.health.ready("weather")
+
+    def failing(self, error: PortError) -> None:
+        """A turn failed: not ready until one goes well again."""
+        self._weather.labels("turn").inc()
+        self._log.warning("weather", what="turn", error=str(error))
+        self._telemetry.health.wait("weather", str(error))
+
+    def ended(self, error: BaseException, code: int) -> None:
+        """The process ends."""
+        self._log.error("health_ends", code=code, why=str(error) or type(error).__name__)
+
+
+class _Watched(Collector):
+    """What is watched now, read at each scrape."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges."""
+        detector = self._processor.detector
+        path = detector.path_ms is not None
+        for name, what, value in (
+            ("health_nodes_watched", "Nodes that are not lost", detector.silence.watched),
+            ("health_nodes_silent", "Of those, silent", detector.silence.silent),
+            ("health_attempts_watched", "Attempts that run", detector.progress.watched),
+            ("health_incident", "1 during mass silence", int(bool(detector.silence.incident))),
+            ("health_path_heard", "1 once a gateway was heard", int(path)),
+            ("health_own_stalls", "Times that we did not look", detector.stalls),
+            ("health_path_returns", "Times that gateways were heard again", detector.restarts),
+            ("fold_offset", "Last record folded", self._processor.cluster.offset),
+        ):
+            yield GaugeMetricFamily(f"tidemill_{name}", what, value=value)

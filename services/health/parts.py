@@ -1,0 +1,192 @@
+"""Devices and network interfaces: definite events become conditions, by table or by how long a port is down.
+
+A condition is said again now and then until the log shows it. A port that is down while its gangs go on is given the
+time that a collective survives; while they stand still it is not. Time is judged time (see detector.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from services.health.messages import (
+    DeviceJudged,
+    NicJudged,
+    NodeKnown,
+    SignalKind,
+    Signalled,
+    Verdict,
+)
+from services.health.progress import Progress
+from services.health.rules import Rules
+from services.health.table import CONDITION, Line, Table
+from statemachines.device import DeviceState
+from statemachines.nic import NicState
+from statemachines.values import Reason
+
+_NEVER: Final = -(1 << 62)
+# (node, device index) or (node, nic name).
+Device: TypeAlias = tuple[str, int]
+Nic: TypeAlias = tuple[str, str]
+
+
+class _Wanted:
+    """A device's condition that the log does not show yet."""
+
+    __slots__ = ("condition", "reason", "said_ms")
+
+    def __init__(self, condition: DeviceState, reason: Reason) -> None:
+        self.condition = condition
+        self.reason = reason
+        self.said_ms = _NEVER
+
+
+class _Port:
+    """What a port did since we look; `down_ms` None while it is up."""
+
+    __slots__ = ("down_ms", "downs", "said", "said_ms", "stalls", "up_ms")
+
+    def __init__(self) -> None:
+        self.down_ms: int | None = None
+        self.up_ms = _NEVER
+        self.downs: deque[int] = deque()
+        self.stalls = False
+        self.said: NicState | None = None
+        self.said_ms = _NEVER
+
+
+class Parts:
+    """Judges what signals are about."""
+
+    def __init__(self, rules: Rules, table: Table, progress: Progress) -> None:
+        self._rules = rules
+        self._table = table
+        self._progress = progress
+        self._nodes: dict[str, NodeKnown] = {}
+        self._devices: dict[str, Mapping[int, DeviceState]] = {}
+        self._nics: dict[str, Mapping[str, NicState]] = {}
+        self._wanted: dict[Device, _Wanted] = {}
+        self._ports: dict[Nic, _Port] = {}
+        self._seen: dict[tuple[Device, str, str], deque[int]] = {}
+
+    # --- what the fold says
+
+    def known(self, fact: NodeKnown) -> None:
+        """Conditions as recorded; what was wanted and is there now need not be said again."""
+        node = fact.node
+        self._nodes[node] = fact
+        self._devices[node], self._nics[node] = dict(fact.devices), dict(fact.nics)
+        for index, state in fact.devices:
+            wanted = self._wanted.get((node, index))
+            if wanted is not None and wanted.condition is state:
+                del self._wanted[node, index]
+
+    def forgotten(self, node: str) -> None:
+        """The node was removed."""
+        for table in (self._nodes, self._devices, self._nics):
+            table.pop(node, None)
+        self._wanted = {key: value for key, value in self._wanted.items() if key[0] != node}
+        self._ports = {key: value for key, value in self._ports.items() if key[0] != node}
+        self._seen = {key: value for key, value in self._seen.items() if key[0][0] != node}
+
+    # --- telemetry
+
+    def signalled(self, signal: Signalled, now_ms: int) -> None:
+        """Something happened; what comes of it is said at the next tick. Of an earlier incarnation it means nothing."""
+        known = self._nodes.get(signal.node)
+        if known is None or signal.incarnation < known.incarnation:
+            return
+        at_ms = now_ms - signal.age_ms
+        if signal.kind is SignalKind.NIC_LINK:
+            self._link(signal, at_ms)
+            return
+        line = self._table.find(signal.kind, signal.code)
+        if line is None:
+            return
+        # A switch of the node serves all its devices.
+        every = signal.kind is SignalKind.SXID
+        for index in self._devices[signal.node] if every else (signal.device,):
+            self._event((signal.node, index), line, signal, at_ms)
+
+    def _event(self, device: Device, line: Line, signal: Signalled, at_ms: int) -> None:
+        action = line.again_action if self._happens_again(device, line, at_ms) else line.action
+        condition = CONDITION[action]
+        now = self._devices[device[0]].get(device[1])
+        if condition is None or now is None or condition is now:
+            return
+        if condition is DeviceState.DEGRADED and now is DeviceState.FAULTY:
+            return  # What is worse is known already.
+        code = f"{signal.kind}_{signal.code}" if signal.code else str(signal.kind)
+        text = f"{line.meaning}: {signal.message}" if signal.message else line.meaning
+        self._wanted[device] = _Wanted(condition, Reason(code, f"{text} ({action})"))
+
+    def _happens_again(self, device: Device, line: Line, at_ms: int) -> bool:
+        if not line.again_count:
+            return False
+        seen = self._seen.setdefault((device, line.kind, line.code), deque())
+        seen.append(at_ms)
+        while seen[0] <= at_ms - line.again_within_s * 1000:
+            seen.popleft()
+        return len(seen) >= line.again_count
+
+    def _link(self, signal: Signalled, at_ms: int) -> None:
+        port = self._ports.setdefault((signal.node, signal.nic), _Port())
+        if signal.code == "down" and port.down_ms is None:
+            port.down_ms, port.stalls = at_ms, False
+            port.downs.append(at_ms)
+        elif signal.code == "up" and port.down_ms is not None:
+            port.down_ms, port.up_ms = None, at_ms
+
+    # --- time
+
+    def tick(self, now_ms: int) -> list[Verdict]:
+        """Conditions that the log does not show, and what ports that are down bring with them."""
+        verdicts: list[Verdict] = []
+        for (node, index), wanted in self._wanted.items():
+            if now_ms - wanted.said_ms >= self._rules.repeat_ms:
+                wanted.said_ms = now_ms
+                incarnation = self._nodes[node].incarnation
+                verdicts.append(
+                    DeviceJudged(node, incarnation, index, wanted.condition, wanted.reason)
+                )
+        for nic, port in self._ports.items():
+            verdicts += self._judge_port(nic, port, now_ms)
+        return verdicts
+
+    def _judge_port(self, nic: Nic, port: _Port, now_ms: int) -> list[Verdict]:
+        node, name = nic
+        hung: list[Verdict] = []
+        if port.down_ms is not None:
+            hung = self._progress.stalled_on(node, port.down_ms, now_ms)
+            port.stalls = port.stalls or bool(hung)
+        recorded = self._nics.get(node, {}).get(name)
+        judged = self._condition(port, now_ms)
+        if recorded is None or judged is None or judged[0] is recorded:
+            return hung
+        condition, reason = judged
+        if port.said is condition and now_ms - port.said_ms < self._rules.repeat_ms:
+            return hung
+        port.said, port.said_ms = condition, now_ms
+        # The port first: the leader then knows why the job hangs.
+        return [NicJudged(node, self._nodes[node].incarnation, name, condition, reason), *hung]
+
+    def _condition(self, port: _Port, now_ms: int) -> tuple[NicState, Reason] | None:
+        """What the port is, and why; None while it is too early to tell."""
+        rules = self._rules
+        while port.downs and port.downs[0] <= now_ms - rules.port_flap_window_ms:
+            port.downs.popleft()
+        if port.down_ms is not None:
+            down_ms = now_ms - port.down_ms
+            if port.stalls:
+                return NicState.FAULTY, Reason("port_down", "down, and its gang stands still")
+            if down_ms >= rules.port_down_ms:
+                return NicState.FAULTY, Reason("port_down", f"down for {down_ms // 1000} s")
+            return None
+        if now_ms - port.up_ms < rules.port_steady_ms:
+            return None
+        if len(port.downs) >= rules.port_flaps:
+            window_min = rules.port_flap_window_ms // 60_000
+            why = f"down {len(port.downs)} times within {window_min} min"
+            return NicState.DEGRADED, Reason("port_flaps", why)
+        return NicState.HEALTHY, Reason("port_up", "up and steady")

@@ -1,0 +1,133 @@
+"""Progress of jobs: alive without a step for too long is hung.
+
+An attempt is watched while all its members run. What counts is growth: a higher step of any rank, or another phase.
+Time is judged time (see detector.py). Never judges a job that did not ask for it, unless a port under it is down.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+from services.health.messages import AttemptKnown, JobHung, Progressed, Verdict
+from services.health.rules import Rules
+
+_NEVER: Final = -(1 << 62)
+
+
+class _Rank:
+    __slots__ = ("grew_ms", "phase", "step")
+
+    def __init__(self, step: int, phase: str, grew_ms: int) -> None:
+        self.step = step
+        self.phase = phase
+        self.grew_ms = grew_ms
+
+
+class _Watch:
+    """One attempt. `longest_ms` is the longest that it was ever still between two steps."""
+
+    __slots__ = ("attempt", "grew_ms", "longest_ms", "ranks", "said_ms")
+
+    def __init__(self, attempt: AttemptKnown, grew_ms: int) -> None:
+        self.attempt = attempt
+        self.grew_ms = grew_ms
+        self.longest_ms = 0
+        self.ranks: dict[int, _Rank] = {}
+        self.said_ms = _NEVER
+
+
+class Progress:
+    """Judges every attempt whose members all run."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._watches: dict[str, _Watch] = {}
+        # (due, job, attempt): looked at again when due; moved on if it has grown since.
+        self._due: list[tuple[int, str, int]] = []
+
+    @property
+    def watched(self) -> int:
+        """Attempts that run."""
+        return len(self._watches)
+
+    # --- what the fold says
+
+    def known(self, attempt: AttemptKnown, now_ms: int) -> None:
+        """It runs; it has all of its time from now on."""
+        watch = self._watches.get(attempt.job)
+        if watch is not None and watch.attempt.attempt == attempt.attempt:
+            return
+        self._watches[attempt.job] = _Watch(attempt, now_ms)
+        if attempt.hang_after_ms > 0:
+            due_ms = now_ms + attempt.hang_after_ms
+            heapq.heappush(self._due, (due_ms, attempt.job, attempt.attempt))
+
+    def gone(self, job: str) -> None:
+        """It runs no more."""
+        self._watches.pop(job, None)
+
+    def restart(self, now_ms: int) -> None:
+        """Nobody could be heard until now."""
+        for watch in self._watches.values():
+            watch.grew_ms = now_ms
+
+    # --- telemetry
+
+    def progressed(self, report: Progressed, now_ms: int) -> None:
+        """A rank said how far it is; of another attempt it says nothing."""
+        watch = self._watches.get(report.job)
+        if watch is None or watch.attempt.attempt != report.attempt:
+            return
+        rank = watch.ranks.get(report.rank)
+        if rank is None:
+            watch.ranks[report.rank] = _Rank(report.step, report.phase, now_ms)
+        elif report.step > rank.step or report.phase != rank.phase:
+            rank.step, rank.phase, rank.grew_ms = max(report.step, rank.step), report.phase, now_ms
+            watch.longest_ms = max(watch.longest_ms, now_ms - watch.grew_ms)
+        else:
+            return
+        watch.grew_ms = now_ms
+
+    # --- time
+
+    def tick(self, now_ms: int) -> list[Verdict]:
+        """The hung ones."""
+        verdicts: list[Verdict] = []
+        while self._due and self._due[0][0] <= now_ms:
+            _, job, number = heapq.heappop(self._due)
+            watch = self._watches.get(job)
+            if watch is None or watch.attempt.attempt != number:
+                continue
+            due_ms = watch.grew_ms + watch.attempt.hang_after_ms
+            if due_ms <= now_ms:
+                verdicts += self._hung(watch, now_ms)
+                due_ms = now_ms + self._rules.repeat_ms
+            heapq.heappush(self._due, (due_ms, job, number))
+        return verdicts
+
+    def stalled_on(self, node: str, since_ms: int, now_ms: int) -> list[Verdict]:
+        """Gangs with a member on the node that made no step since a port of it went down, though they used to."""
+        verdicts: list[Verdict] = []
+        for watch in self._watches.values():
+            known = watch.attempt
+            if node not in known.nodes or known.members == 1 or not watch.ranks:
+                continue
+            still_ms = now_ms - max(watch.grew_ms, since_ms)
+            # One step may take longer than usual; twice the longest so far is no step any more.
+            if still_ms >= max(self._rules.port_stall_ms, 2 * watch.longest_ms):
+                verdicts += self._hung(watch, now_ms)
+        return verdicts
+
+    def _hung(self, watch: _Watch, now_ms: int) -> list[Verdict]:
+        if now_ms - watch.said_ms < self._rules.repeat_ms:
+            return []
+        watch.said_ms = now_ms
+        known, silent_ms = watch.attempt, now_ms - watch.grew_ms
+        step = max((rank.step for rank in watch.ranks.values()), default=-1)
+        first = min(
+            watch.ranks,
+            key=lambda number: (watch.ranks[number].grew_ms, watch.ranks[number].step, number),
+            default=0,
+        )
+        return [JobHung(known.job, known.attempt, silent_ms, step, first)]

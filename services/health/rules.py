@@ -1,0 +1,35 @@
+"""The numbers that the detector judges by; reference: 2 s beats. Settings fill them in."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """All times in milliseconds of a clock that only grows."""
+
+    judge: str = "health"
+    # Three beats missed: nothing new is placed there. Seven: the work goes on elsewhere.
+    suspect_after_ms: int = 6_000
+    lost_after_ms: int = 15_000
+    # A verdict is said again this often while the log does not show it.
+    repeat_ms: int = 2_000
+    # No gateway was heard for this long: nobody can be, and nobody is judged.
+    path_gap_ms: int = 5_000
+    # We were not looking for this long: the time that passed does not count.
+    own_gap_ms: int = 3_000
+    # At least so many nodes, and more than this share, silent within the window: an incident, not deaths.
+    breaker_least: int = 3
+    breaker_percent: int = 2
+    breaker_window_ms: int = 60_000
+    # After this long those that are still silent are dead indeed, if half of the cell speaks.
+    incident_patience_ms: int = 120_000
+    # A collective survives a port that is down for less (NCCL: timeout 4.3 s, 7 retries).
+    port_down_ms: int = 35_000
+    # A gang that made no step for this long while a port of it is down waits for that port.
+    port_stall_ms: int = 10_000
+    # Up for this long: a port is back.
+    port_steady_ms: int = 10_000
+    # Down so often within the window: it flaps.
+    port_flaps: int = 3
+    port_flap_window_ms: int = 3_600_000

@@ -1,0 +1,83 @@
+"""Settings of the health processor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated
+
+from msgspec import Meta
+
+from services.health.rules import Rules
+from services.runtime.settings import CellSettings, SettingsError
+
+_R = Rules()
+
+
+class HealthSettings(CellSettings, frozen=True, kw_only=True):
+    """Flags, environment and file of `tidemilld health`."""
+
+    name: Annotated[
+        str, Meta(max_length=128, description="Who judges, as verdicts say it; empty: HOST-PID")
+    ] = ""
+    signals_file: Annotated[
+        str, Meta(description="Table of device events, TOML; empty: the one that is shipped")
+    ] = ""
+    weather_patience_s: Annotated[
+        int, Meta(ge=1, description="Seconds of failing storage or broker after which it ends")
+    ] = 60
+    suspect_after_ms: Annotated[
+        int, Meta(ge=3_000, description="Silent for this long, a node gets nothing new")
+    ] = _R.suspect_after_ms
+    lost_after_ms: Annotated[
+        int, Meta(ge=5_000, description="Silent for this long, a node is given up")
+    ] = _R.lost_after_ms
+    path_gap_ms: Annotated[
+        int, Meta(ge=3_000, description="No gateway heard for this long: nobody is judged")
+    ] = _R.path_gap_ms
+    own_gap_ms: Annotated[
+        int, Meta(ge=1_500, description="Time that we did not look counts for nobody; from this on")
+    ] = _R.own_gap_ms
+    breaker_least: Annotated[
+        int, Meta(ge=2, description="Fewer silent nodes are never taken for an incident")
+    ] = _R.breaker_least
+    breaker_percent: Annotated[
+        int,
+        Meta(
+            ge=0, le=100, description="More of the nodes silent at once are an incident, not deaths"
+        ),
+    ] = _R.breaker_percent
+    breaker_window_ms: Annotated[int, Meta(ge=1_000, description="At once means within this")] = (
+        _R.breaker_window_ms
+    )
+    incident_patience_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Those still silent after this are given up, slowly, if half of the cell speaks",
+        ),
+    ] = _R.incident_patience_ms
+    port_down_ms: Annotated[
+        int, Meta(ge=0, description="A port that is down for longer is faulty")
+    ] = _R.port_down_ms
+    port_stall_ms: Annotated[
+        int,
+        Meta(ge=1_000, description="A gang that stands still this long waits for its port"),
+    ] = _R.port_stall_ms
+    port_flaps: Annotated[
+        int, Meta(ge=2, description="A port that is down so often within the hour flaps")
+    ] = _R.port_flaps
+
+    @property
+    def judge(self) -> str:
+        """Who we are."""
+        return self.name or f"{socket.gethostname()}-{os.getpid()}"
+
+    def rules(self) -> Rules:
+        """What the detector judges by. Raises SettingsError."""
+        if self.lost_after_ms <= self.suspect_after_ms:
+            raise SettingsError(
+                f"lost_after_ms {self.lost_after_ms} must be above suspect_after_ms {self.suspect_after_ms}"
+            )
+        ours = {field for field in Rules.__struct_fields__ if field in type(self).__struct_fields__}
+        return Rules(judge=self.judge, **{field: getattr(self, field) for field in sorted(ours)})

@@ -1,0 +1,64 @@
+"""What the fold says, as the detector's inputs: everything at the start, then what changed. Reads the cluster only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from services.health.messages import (
+    AttemptGone,
+    AttemptKnown,
+    IncidentKnown,
+    Known,
+    NodeForgotten,
+    NodeKnown,
+)
+from statemachines.attempt import AttemptState
+from statemachines.cluster import Cluster
+from statemachines.values import JobId, NodeId
+
+
+class View:
+    """One cluster that was made to track; it folds, and then asks for what changed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._incident = ""
+
+    def everything(self) -> Iterator[Known]:
+        """The whole state, for a detector that knows nothing."""
+        self._cluster.take_touched()
+        yield from self._said(self._cluster.nodes, self._cluster.jobs)
+
+    def changes(self) -> Iterator[Known]:
+        """What changed since the last call of either."""
+        touched = self._cluster.take_touched()
+        yield from self._said(touched.nodes, touched.jobs)
+
+    def _said(self, nodes: Iterable[NodeId], jobs: Iterable[JobId]) -> Iterator[Known]:
+        for node in nodes:
+            yield self._node(node)
+        for job in jobs:
+            yield self._job(job)
+        incident = self._cluster.incident.incident if self._cluster.incident else ""
+        if incident != self._incident:
+            self._incident = incident
+            yield IncidentKnown(incident)
+
+    def _node(self, name: NodeId) -> Known:
+        node = self._cluster.nodes.get(name)
+        if node is None:
+            return NodeForgotten(name)
+        return NodeKnown(
+            name,
+            node.incarnation,
+            node.state,
+            tuple([(device.spec.index, device.state) for device in node.devices]),
+            tuple([(nic.spec.name, nic.state) for nic in node.nics]),
+        )
+
+    def _job(self, name: JobId) -> Known:
+        job, attempt = self._cluster.jobs.get(name), self._cluster.attempt(name)
+        if job is None or attempt is None or attempt.state is not AttemptState.RUNNING:
+            return AttemptGone(name)
+        nodes = tuple([self._cluster.runs[run].node for run in attempt.runs])
+        return AttemptKnown(name, attempt.number, len(attempt.runs), job.spec.hang_after_ms, nodes)
