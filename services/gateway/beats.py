@@ -1,6 +1,7 @@
 """Beats on their way: collected by partition for at most BATCH_MS, so that one record carries all of them.
 
-Never acknowledges: it says which beats are in their topic, and the sessions decide what that is worth.
+Never acknowledges: it says which beats are in their topic, and the sessions decide what that is worth. A partition
+without beats gets an empty batch now and then: whoever judges silence can tell silent nodes from a gateway that is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tidemill.v1 import telemetry_pb2
 BATCH_MS: Final = 250
 # A full batch does not wait; 2,000 beats are about 100 KB.
 BATCH_BEATS: Final = 2_000
+# A partition to which nothing was written for this long gets an empty batch.
+PULSE_MS: Final = 2_000
 
 Published: TypeAlias = Callable[[Sequence[telemetry_pb2.Beat], Now], None]
 
@@ -33,6 +36,8 @@ class Beats:
         self._published = published
         self._waiting: dict[int, list[telemetry_pb2.Beat]] = {}
         self._timed = False
+        self._written_lately: set[int] = set()
+        effects.at(0, self._pulse)
 
     def take(self, beat: telemetry_pb2.Beat, now: Now) -> None:
         """A node's heart beat."""
@@ -52,10 +57,21 @@ class Beats:
     def flush(self, now: Now) -> None:
         """Publish all of it, one record a partition."""
         for partition, beats in sorted(self._waiting.items()):
-            batch = telemetry_pb2.BeatBatch(gateway=self._gateway, at_ms=now.wall_ms, beats=beats)
-            record = Outgoing(topics.BEATS.suffix, b"", batch.SerializeToString(), partition)
-            self._effects.publish([record], partial(self._written, beats))
+            self._publish(partition, beats, now)
         self._waiting = {}
+
+    def _pulse(self, now: Now) -> None:
+        for partition in range(self._partitions):
+            if partition not in self._written_lately:
+                self._publish(partition, [], now)
+        self._written_lately.clear()
+        self._effects.at(now.mono_ms + PULSE_MS, self._pulse)
+
+    def _publish(self, partition: int, beats: list[telemetry_pb2.Beat], now: Now) -> None:
+        batch = telemetry_pb2.BeatBatch(gateway=self._gateway, at_ms=now.wall_ms, beats=beats)
+        record = Outgoing(topics.BEATS.suffix, b"", batch.SerializeToString(), partition)
+        self._written_lately.add(partition)
+        self._effects.publish([record], partial(self._written, beats))
 
     def _written(
         self, beats: Sequence[telemetry_pb2.Beat], error: PortError | None, now: Now
