@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -32,6 +33,7 @@ from services.agent.output import Readers
 from services.agent.store import StateStore
 from services.agent.stream import FIRST_WAIT_S, LONGEST_WAIT_S, Stream, jittered
 from services.agent.table import LIVE, Ending
+from services.agent.watching import Watching, begin_watch
 from services.runtime.executor import Executor, Found, Launch, RunEnd, RunFiles, StartError
 from services.runtime.ports import Clock, PortError
 from statemachines.values import Evidence, RunId
@@ -41,6 +43,7 @@ T = TypeVar("T")
 STARTS_AT_ONCE: Final = 4
 KILLS_AT_ONCE: Final = 2
 ENDS_LOOK_S: Final = 1.0
+MARKERS_EVERY_S: Final = 2.0
 # Also without a due time the clocks are looked at this often: a suspended host does not move timers.
 LOOK_MS: Final = 1_000
 
@@ -72,6 +75,7 @@ class Driver:
         self._clock = clock
         self._around = around
         self._launches: dict[str, common_pb2.Launch] = {}
+        self._watches: dict[RunId, Watching] = {}
         self._advertised = around.gateway
         self._readers = Readers(files, self._lives)
         self._stream = Stream(link, readers=self._readers, hear=self._hear)
@@ -82,6 +86,7 @@ class Driver:
         self._disk = ThreadPoolExecutor(1, "disk")
         self._starts = ThreadPoolExecutor(STARTS_AT_ONCE, "start")
         self._kills = ThreadPoolExecutor(KILLS_AT_ONCE, "kill")
+        self._looks = ThreadPoolExecutor(1, "look")
 
     # --- life
 
@@ -92,6 +97,7 @@ class Driver:
             await self._adopt()
             watcher.start()
             self._spawn(self._stream.run())
+            self._spawn(self._watch_markers())
             await self._failed
         finally:
             await self._close(watcher)
@@ -112,7 +118,7 @@ class Driver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._link.close()
-        for pool in (self._disk, self._starts, self._kills):
+        for pool in (self._disk, self._starts, self._kills, self._looks):
             pool.shutdown(wait=True, cancel_futures=True)
         if watcher.is_alive():
             await asyncio.to_thread(watcher.join)
@@ -128,6 +134,8 @@ class Driver:
             log.info("run_adopted", run=run, found=found)
             if found is not Found.ENDED:  # Of those that ended the watcher will say how.
                 self._feed(m.Adopted(run, alive=found is Found.ALIVE))
+            if found is Found.ALIVE:
+                self._spawn(self._watch_adopted(self.core.table[run].order))
         self._feed(m.Tick())
 
     # --- events in, actions out
@@ -221,10 +229,13 @@ class Driver:
             del self._launches[digest]
 
     async def _start(self, order: Order) -> None:
-        launch = self._prepare(order, self._launches[order.launch])
+        asked = self._launches[order.launch]
+        launch = self._prepare(order, asked)
+        await self._watch(order, asked, ignore_present=True)
         try:
             await self._in(self._starts, self._executor.start, launch)
         except StartError as error:
+            self._watches.pop(order.run, None)
             log.warning("run_not_started", run=order.run, error=str(error))
             self._feed(m.Ended(order.run, Ending(Evidence.NEVER_STARTED, message=str(error))))
             return
@@ -282,11 +293,17 @@ class Driver:
         try:
             while not self._stopping.is_set():
                 for end in self._executor.ends(ENDS_LOOK_S):
-                    loop.call_soon_threadsafe(self._ended, end)
+                    loop.call_soon_threadsafe(self._spawn_ended, end)
         except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the agent
             loop.call_soon_threadsafe(self._fail, error)
 
-    def _ended(self, end: RunEnd) -> None:
+    def _spawn_ended(self, end: RunEnd) -> None:
+        self._spawn(self._ended(end))
+
+    async def _ended(self, end: RunEnd) -> None:
+        watching = self._watches.pop(end.run, None)
+        if watching is not None:  # What was saved just before the end is told before the end.
+            await self._look(watching, last=True)
         log.info(
             "run_ended",
             run=end.run,
@@ -296,6 +313,34 @@ class Driver:
         )
         ending = Ending(end.evidence, end.exit_code, end.signal, end.message)
         self._feed(m.Ended(end.run, ending))
+
+    # --- checkpoints of programs without the SDK
+
+    async def _watch_adopted(self, order: Order) -> None:
+        """The first member of a gang speaks for its checkpoints; what was seen before is told again, which is harmless."""
+        if order.rank == 0:
+            await self._fetch(order.launch)
+            launch = self._launches.get(order.launch)
+            if launch is not None:
+                await self._watch(order, launch, ignore_present=False)
+
+    async def _watch(
+        self, order: Order, launch: common_pb2.Launch, *, ignore_present: bool
+    ) -> None:
+        if order.rank == 0 and launch.HasField("marker"):
+            begin = partial(begin_watch, order, launch, self._around, ignore_present=ignore_present)
+            self._watches[order.run] = await self._in(self._looks, begin)
+
+    async def _watch_markers(self) -> None:
+        while True:
+            await asyncio.sleep(MARKERS_EVERY_S)
+            for watching in list(self._watches.values()):
+                await self._look(watching, last=False)
+
+    async def _look(self, watching: Watching, *, last: bool) -> None:
+        for saved in await self._in(self._looks, partial(watching.look, last=last)):
+            log.info("checkpoint_found", job=saved.job, step=saved.step, uri=saved.uri)
+            self._feed(m.Observed(saved))
 
     # --- what the stream says
 

@@ -83,6 +83,8 @@ class ProcessExecutor:
 
     def adopt(self, run: RunId) -> Found:
         folder = self._folder(run)
+        if run in self._live:
+            return Found.ALIVE
         if not folder.is_dir():
             return Found.ABSENT
         deadline = time.monotonic() + ADOPT_S

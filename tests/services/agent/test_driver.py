@@ -13,6 +13,7 @@ from services.agent.core import AgentCore
 from services.agent.driver import Driver
 from services.agent.environment import Surroundings
 from services.agent.link import Link
+from services.agent.markers import describe, digest
 from services.agent.store import StateStore
 from services.agent.table import AgentState
 from services.agent.wiring import make_clock, make_executor, process_settings
@@ -114,3 +115,25 @@ async def test_a_new_agent_takes_over_a_run_and_tells_how_it_ended(
         await asyncio.to_thread(fifo.write_text, "go\n")
         await gateway.until(lambda: gateway.reports("run_finished"))
     assert [(e.run, e.exit_code) for e in gateway.reports("run_finished")] == [("job.1.0", 7)]
+
+
+async def test_checkpoints_found_by_their_marker_are_reported_before_the_end(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    script = "d=$TIDEMILL_CHECKPOINT_DIR/step-$1; mkdir -p $d; echo weights > $d/shard; touch $d/COMMITTED"
+    watch = common_pb2.MarkerWatch(preset="directory", directory="$TIDEMILL_CHECKPOINT_DIR")
+    launch = gateway.blob("sh", "-c", script, "sh", "40", marker=watch)
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("job.1.0", launch)
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_finished"))
+    kinds = [
+        message.report.WhichOneof("kind") for message in gateway.heard if message.HasField("report")
+    ]
+    assert kinds == ["run_began", "saved", "run_finished"]
+    [saved] = gateway.reports("saved")
+    folder = tmp_path / "checkpoints" / "job" / "a1" / "step-40"
+    assert (saved.step, saved.uri, saved.by_marker) == (40, str(folder), True)
+    assert (saved.reach, saved.bytes) == (common_pb2.REACH_NODE, len("weights\n"))
+    assert saved.manifest == digest(describe(folder))
