@@ -9,10 +9,8 @@ from __future__ import annotations
 from enum import IntEnum, unique
 from typing import Final
 
-from services.runtime.codec import UnknownFactError
 from services.runtime.ports import DamagedError, InputGapError, PortError
 from services.runtime.settings import SettingsError
-from statemachines.lifecycle import IllegalTransition
 
 
 @unique
@@ -52,8 +50,6 @@ _MEANINGS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (InputGapError, ExitCode.INPUT_GAP),
     (DamagedError, ExitCode.LOG_DAMAGED),
     (PortError, ExitCode.UNAVAILABLE),
-    (UnknownFactError, ExitCode.LOG_NEWER),
-    (IllegalTransition, ExitCode.FOLD_BROKEN),
     (OSError, ExitCode.UNAVAILABLE),
 )
 
@@ -66,4 +62,14 @@ def exit_code_of(error: BaseException) -> ExitCode:
     for kind, meaning in _MEANINGS:
         if isinstance(error, kind):
             return meaning
-    return ExitCode.FAILED
+    return _of_the_log(error)
+
+
+def _of_the_log(error: BaseException) -> ExitCode:
+    # Loaded when it is needed: a supervisor knows the codes and has no use for the wire format.
+    from services.runtime.codec import UnknownFactError
+    from statemachines.lifecycle import IllegalTransition
+
+    if isinstance(error, UnknownFactError):
+        return ExitCode.LOG_NEWER
+    return ExitCode.FOLD_BROKEN if isinstance(error, IllegalTransition) else ExitCode.FAILED

@@ -14,9 +14,8 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
-import structlog
 from msgspec import Meta
 
 from services.runtime.exits import FINAL, ExitCode
@@ -24,6 +23,9 @@ from services.runtime.settings import CellSettings, SettingsError, load
 from services.runtime.tokens import prepare_keys
 from services.up.children import Children, Command, exit_text, monotonic_ms, service
 from services.up.supervision import Again, Supervision
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 _GRACE_S: Final = 15.0
 _READY_WITHIN_S: Final = 30.0
@@ -96,7 +98,6 @@ class _Up:
         self._children = Children(os.environ)
         self._watch = Supervision(FINAL)
         self._stopping = False
-        self._log = structlog.get_logger().bind(service="up", cell=settings.cell)
 
     def run(self) -> int:
         """Start, supervise, end."""
@@ -125,7 +126,7 @@ class _Up:
             if (self._settings.home / ADDRESS_FILE).exists():
                 return None
             if monotonic_ms() > end_ms:
-                self._log.error("gateway_not_ready", waited_seconds=_READY_WITHIN_S)
+                self._log().error("gateway_not_ready", waited_seconds=_READY_WITHIN_S)
                 return ExitCode.UNAVAILABLE
         return ExitCode.STOPPED
 
@@ -145,20 +146,25 @@ class _Up:
             verdict = self._watch.ended(ended.name, ended.code, monotonic_ms())
             if isinstance(verdict, Again):
                 wait_ms = max(0, verdict.at_ms - monotonic_ms())
-                self._log.warning(
+                self._log().warning(
                     "child_ended", child=ended.name, how=exit_text(ended.code), again_in_ms=wait_ms
                 )
             else:
-                self._log.error("child_needs_help", child=ended.name, how=exit_text(ended.code))
+                self._log().error("child_needs_help", child=ended.name, how=exit_text(ended.code))
                 return ended.code
         for name in self._watch.due(monotonic_ms()) if not self._stopping else ():
             self._start(self._commands[name])
         return None
 
     def _start(self, command: Command) -> None:
-        pid = self._children.start(command)
+        self._children.start(command)
         self._watch.started(command.name, monotonic_ms())
-        self._log.info("child_started", child=command.name, pid=pid)
+
+    def _log(self) -> FilteringBoundLogger:
+        """Loaded when there is something to say: at rest a supervisor should weigh little."""
+        from services.runtime.telemetry import configure_log
+
+        return configure_log(self._settings, "up", sys.stderr)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stopping = True
