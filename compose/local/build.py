@@ -64,6 +64,12 @@ def ensure(*, install: bool = False) -> Programs:
     return Programs(jars=kafka, etcd=etcd / "etcd", etcdctl=etcd / "etcdctl")
 
 
+def ready() -> bool:
+    """Whether the cache holds all programs, verified; builds and fetches nothing."""
+    recipes = (kafka_recipe(install=False), etcd_recipe(install=False))
+    return all(_verified(cache() / recipe.folder, recipe) for recipe in recipes)
+
+
 def cache() -> Path:
     """TIDEMILL_CACHE, else the user's cache folder."""
     if own := os.environ.get("TIDEMILL_CACHE"):

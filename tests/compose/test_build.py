@@ -93,6 +93,11 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
         build._ensure(Recipe("kafka-1", Builds(), locked=None))
 
 
+def test_an_empty_cache_is_not_ready_and_asking_fills_nothing(cache: Path) -> None:
+    assert build.ready() is False
+    assert not cache.exists()
+
+
 def test_sums_are_read_as_they_were_written() -> None:
     sums = {"a.jar": "0" * 64, "b c.jar": "1" * 64}
     file = build.cache().with_name("sums")

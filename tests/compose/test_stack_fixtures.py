@@ -67,6 +67,17 @@ def test_at_a_desk_a_missing_service_skips_with_every_reason(
     assert "`java` 17 or newer is needed to run Kafka, but it was not found" in result.stdout.str()
 
 
+def test_a_cold_cache_is_not_filled_inside_a_test(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cold"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    result = run(suite)
+    result.assert_outcomes(skipped=2)
+    assert "python -m compose.local.build" in result.stdout.str()
+    assert not (tmp_path / "cold").exists()
+
+
 def test_in_ci_a_missing_service_fails(
     suite: pytest.Pytester, nothing_installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
