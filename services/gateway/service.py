@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     shutdown.install()
     check_listen(settings)
     telemetry = Telemetry(settings, "gateway")
-    with closing(telemetry), closing(open_cell(settings)) as cell:
+    with closing(telemetry), closing(open_cell(settings, "gateway")) as cell:
         asyncio.run(Service(settings, telemetry, cell).run(shutdown))
     return 0
 

@@ -52,7 +52,7 @@ def run(
     gc.set_threshold(50_000, 20, 50)
     rules, table, observer = settings.rules(), load_table(settings), Observer(telemetry)
     with contextlib.ExitStack() as closing:
-        cell = open_cell(settings)
+        cell = open_cell(settings, "health")
         closing.callback(cell.close)
         ports = Ports(
             log=cell.event_log(),

@@ -58,6 +58,29 @@ class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
             "chain fences) everyone at once"
         ),
     ] = "file"
+    kafka: Annotated[str, Meta(description="Brokers, HOST:PORT,HOST:PORT, when log = kafka")] = ""
+    kafka_options: Annotated[
+        str,
+        Meta(
+            description="File of further options of the Kafka client, a name=value a line as librdkafka "
+            "calls them: security.protocol, sasl.*, ssl.*"
+        ),
+    ] = ""
+    etcd: Annotated[
+        tuple[str, ...],
+        Meta(description="Members of etcd, HOST:PORT, comma-separated, when leadership = etcd"),
+    ] = ()
+    etcd_ca: Annotated[
+        str, Meta(description="File with the CA certificates of etcd; empty: no TLS")
+    ] = ""
+    etcd_cert: Annotated[str, Meta(description="File with our certificate, for etcd")] = ""
+    etcd_key: Annotated[str, Meta(description="File with the key of our certificate")] = ""
+    etcd_user: Annotated[str, Meta(description="User at etcd; empty: none")] = ""
+    etcd_password_file: Annotated[str, Meta(description="File with the user's password")] = ""
+    lease_ttl_s: Annotated[
+        int,
+        Meta(ge=2, le=60, description="Seconds after which a dead leader is given up, with etcd"),
+    ] = 3
     monitor_listen: Annotated[
         str,
         Meta(

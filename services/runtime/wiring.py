@@ -5,7 +5,8 @@ Each adapter is imported where it is chosen, so that a process loads nothing tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from services.runtime.adapters.clock import SystemClock
@@ -20,6 +21,9 @@ from services.runtime.ports import (
 from services.runtime.settings import CellSettings, SettingsError
 
 if TYPE_CHECKING:
+    from services.runtime.adapters.etcd_client import EtcdSettings
+    from services.runtime.adapters.kafka import KafkaEventLog
+    from services.runtime.adapters.kafka_client import KafkaSettings
     from services.runtime.adapters.sqlite_store import Store
 
 
@@ -50,13 +54,13 @@ class Cell(Protocol):
         """Give back what the ports shared."""
 
 
-def open_cell(settings: CellSettings) -> Cell:
-    """The cell that the settings name. Raises SettingsError, PortError."""
+def open_cell(settings: CellSettings, client: str = "tidemilld") -> Cell:
+    """The cell that the settings name. `client` is what brokers call us. Raises SettingsError, PortError."""
     match settings.log:
         case "embedded":
             return EmbeddedCell(settings)
         case "kafka":
-            raise SettingsError("log = kafka is not available in this version: use embedded")
+            return KafkaCell(settings, client)
 
 
 class EmbeddedCell:
@@ -94,17 +98,120 @@ class EmbeddedCell:
 
         return SqliteBlobs(self._store)
 
-    def leadership(self, name: str) -> Leadership:  # noqa: ARG002 - a lock has no use for a name
-        from services.runtime.adapters import file_lock
-
-        path = self._settings.home / "leader.lock"
-        match self._settings.leadership:
-            case "file":
-                return file_lock.FileLock(path)
-            case "always":
-                return file_lock.AlwaysLeads(path)
-            case "etcd":
-                raise SettingsError("leadership = etcd is not available in this version: use file")
+    def leadership(self, name: str) -> Leadership:
+        return _leadership(self._settings, name)
 
     def close(self) -> None:
         self._store.close()
+
+
+class KafkaCell:
+    """A cell whose log and topics are on Kafka. Nothing is asked of a broker before a port is used."""
+
+    def __init__(self, settings: CellSettings, client: str) -> None:
+        self.clock = SystemClock()
+        self._settings = settings
+        self._kafka = kafka_settings(settings, client)
+        self._logs: list[KafkaEventLog] = []
+
+    def event_log(self) -> EventLog:
+        from services.runtime.adapters.kafka import KafkaEventLog
+
+        log = KafkaEventLog(self._kafka)
+        self._logs.append(log)
+        return log
+
+    def inputs(self, topics: Sequence[str]) -> Inputs:  # noqa: ARG002 - each read names its topics
+        from services.runtime.adapters.kafka import KafkaInputs
+
+        return KafkaInputs(self._kafka)
+
+    def publisher(self) -> Publisher:
+        from services.runtime.adapters.kafka import KafkaPublisher
+
+        return KafkaPublisher(self._kafka)
+
+    def snapshots(self) -> Snapshots:
+        from services.runtime.adapters.kafka_snapshots import KafkaSnapshots
+
+        return KafkaSnapshots(self._kafka)
+
+    def blobs(self) -> Blobs:
+        from services.runtime.adapters.kafka_blobs import KafkaBlobs
+
+        return KafkaBlobs(self._kafka)
+
+    def leadership(self, name: str) -> Leadership:
+        """One more candidate; who stands will append, and should not wait for a connection when it has won."""
+        for log in self._logs:
+            log.prepare_to_append()
+        return _leadership(self._settings, name)
+
+    def close(self) -> None:
+        """Ports share nothing."""
+
+
+def _leadership(settings: CellSettings, name: str) -> Leadership:
+    match settings.leadership:
+        case "file":
+            from services.runtime.adapters.file_lock import FileLock
+
+            return FileLock(settings.home / "leader.lock")
+        case "always":
+            from services.runtime.adapters.file_lock import AlwaysLeads
+
+            return AlwaysLeads(settings.home / "leader.lock")
+        case "etcd":
+            from services.runtime.adapters.etcd import EtcdLeadership
+
+            return EtcdLeadership(etcd_settings(settings), name)
+
+
+def kafka_settings(settings: CellSettings, client: str) -> KafkaSettings:
+    """How to reach the brokers. Raises SettingsError."""
+    from services.runtime.adapters.kafka_client import KafkaSettings
+
+    if not settings.kafka:
+        raise SettingsError("setting kafka is required when log = kafka: HOST:PORT,HOST:PORT")
+    options = dict(_options(Path(settings.kafka_options))) if settings.kafka_options else {}
+    return KafkaSettings(settings.kafka, settings.cell, client, options=options)
+
+
+def etcd_settings(settings: CellSettings) -> EtcdSettings:
+    """How to reach etcd. Raises SettingsError."""
+    from services.runtime.adapters.etcd_client import EtcdSettings
+
+    if not settings.etcd:
+        raise SettingsError("setting etcd is required when leadership = etcd: HOST:PORT,HOST:PORT")
+    password = _read(Path(settings.etcd_password_file)) if settings.etcd_password_file else ""
+    return EtcdSettings(
+        settings.etcd,
+        settings.cell,
+        lease_ttl_s=settings.lease_ttl_s,
+        ca=settings.etcd_ca,
+        cert=settings.etcd_cert,
+        key=settings.etcd_key,
+        user=settings.etcd_user,
+        password=password.strip(),
+    )
+
+
+def _options(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise SettingsError(
+                f"{path}, line {number}: write name=value, as security.protocol=SSL"
+            )
+        yield name.strip(), value.strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"{path}: {error}. Give a text file that this user may read."
+        ) from error

@@ -57,7 +57,7 @@ def run(
     gc.set_threshold(50_000, 20, 50)
     observer = Observer(telemetry)
     with contextlib.ExitStack() as closing:
-        cell = open_cell(settings)
+        cell = open_cell(settings, "scheduler")
         closing.callback(cell.close)
         ports = Ports(
             log=cell.event_log(),
