@@ -26,6 +26,17 @@ $(READY): pyproject.toml sdk/pyproject.toml requirements/dev.txt requirements/uv
 	@tools/setup.sh
 	@touch $@
 
+.PHONY: demo
+demo: $(READY) ## The main job on a cell of this machine: a node and the leader die, the weights come out the same
+	@$(BIN)/python -m services.demo
+
+.PHONY: bench
+bench: $(READY) ## Every benchmark; ARGS="fold --scale small" runs one. Results go to out/bench/
+	@mkdir -p out/bench
+	@if [ -n "$(ARGS)" ]; then $(BIN)/python -m bench $(ARGS); \
+	else for name in $$($(BIN)/python -m bench list | awk '{print $$1}'); do \
+		echo "== $$name" >&2; $(BIN)/python -m bench $$name --json out/bench/$$name.json; done; fi
+
 .PHONY: test
 test: $(READY) ## Run the tests; ARGS="tests/meta -x" narrows them, CI=true allows no skip of a real service
 	@$(BIN)/pytest $(ARGS)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, TextIO
 
 from services.runtime import codec
-from statemachines.facts import Fact, TermOpened
+from statemachines.facts import CheckpointSaved, Fact, TermOpened
 from tidemill import Client, TidemillError
 
 # Facts that tell the story; the rest is in the log for who wants it.
@@ -73,6 +73,8 @@ class Follower:
     def __init__(self, client: Client, timeline: Timeline) -> None:
         # Job ids by what people call them; jobs without a name here are not told.
         self.names: dict[str, str] = {}
+        # Only this one's checkpoints are told.
+        self.saves_of = "main"
         self.leaders: list[dict[str, object]] = []
         self._client = client
         self._timeline = timeline
@@ -99,8 +101,12 @@ class Follower:
     def _tell(self, fact: Fact, text: str) -> None:
         if isinstance(fact, TermOpened):
             self.leaders.append({"term": fact.term, "leader": fact.leader})
+        if isinstance(fact, CheckpointSaved):
+            text = f"checkpoint of step {fact.step} is durable"
         kind = _TOLD.get(type(fact).__name__)
         job = getattr(fact, "job", None)
         name = self.names.get(job, "") if job else ""
+        if isinstance(fact, CheckpointSaved) and name != self.saves_of:
+            return
         if kind is not None and (name or not job):
             self._timeline.add(kind, f"{name}: {text}" if name else text)
