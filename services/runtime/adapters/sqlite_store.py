@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from services.runtime import topics
 from services.runtime.adapters.doorbell import Doorbells
-from services.runtime.adapters.sqlite_streams import make_streams
+from services.runtime.adapters.sqlite_streams import has_streams, make_streams
 from services.runtime.ports import DamagedError, PortError, StorageFullError
 
 # "TIDE": marks the file as ours. user_version is the version of the tables.
@@ -75,9 +75,9 @@ class Store:
             raise PortError(
                 f"{path}: {error.strerror}. Give a directory that this user may write."
             ) from error
-        self.bells = Doorbells(path.parent / "bells")
         with mapped(path):
             self._connection = self._open(partitions or {})
+        self.bells = Doorbells(path.parent / "bells")
 
     def write(
         self,
@@ -181,23 +181,35 @@ class Store:
 
     def _open(self, partitions: Mapping[str, int]) -> sqlite3.Connection:
         connection = self._connect(busy_timeout_s=0)  # We wait with shorter pauses: see _patiently.
-        self._check_kind(connection)
+        try:
+            self._prepare(connection, partitions)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, partitions: Mapping[str, int]) -> None:
+        """Make what is missing; a file that has everything is opened without a write, even on a full disk."""
+        version = self._check_kind(connection)
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT_BYTES}")
+        wanted = {
+            topic: max(topic.partitions, partitions.get(topic.suffix, 0))
+            for topic in topics.TOPICS.values()
+            if topic not in _KEPT_ELSEWHERE
+        }
+        if version == TABLES_VERSION and has_streams(connection, wanted):
+            return
         self._patiently(connection, "BEGIN IMMEDIATE")
         for statement in _OTHER_TABLES.split(";"):
             connection.execute(statement)
-        for topic in topics.TOPICS.values():
-            if topic not in _KEPT_ELSEWHERE:
-                make_streams(
-                    connection, topic, max(topic.partitions, partitions.get(topic.suffix, 0))
-                )
+        for topic, count in wanted.items():
+            make_streams(connection, topic, count)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {TABLES_VERSION}")
         connection.execute("COMMIT")
-        return connection
 
-    def _check_kind(self, connection: sqlite3.Connection) -> None:
-        """It is ours or new, not of a later version, and can be shared."""
+    def _check_kind(self, connection: sqlite3.Connection) -> int:
+        """It is ours or new, not of a later version, and can be shared; the version of its tables."""
         (kind,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -210,6 +222,7 @@ class Store:
             raise PortError(
                 f"{self.path}: this file system cannot share a file (WAL). Use a local disk."
             )
+        return int(version)
 
 
 class _Write:

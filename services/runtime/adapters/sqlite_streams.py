@@ -8,7 +8,7 @@ dropped. Every function runs inside a transaction of its caller. It never waits 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from services.runtime import topics
@@ -23,6 +23,13 @@ _PRUNE_ROWS: Final = 5_000
 def stream_name(topic: str, partition: int) -> str:
     """The table that holds one partition of a topic; offsets in it are without gaps."""
     return f"{topic}/{partition}"
+
+
+def has_streams(connection: sqlite3.Connection, wanted: Mapping[topics.Topic, int]) -> bool:
+    """Whether each topic has that many partitions already."""
+    sql = "SELECT topic, count(*) FROM streams GROUP BY topic"
+    counts = dict(connection.execute(sql).fetchall())
+    return all(counts.get(topic.suffix, 0) >= count for topic, count in wanted.items())
 
 
 def make_streams(connection: sqlite3.Connection, topic: topics.Topic, partitions: int) -> None:

@@ -1,0 +1,1 @@
+"""What adapters keep beyond the contract of their port: crashes, damage, full disks, latency."""
