@@ -176,7 +176,7 @@ class Requests:
 
     def _close_if_done(self, key: str, found: _Open) -> None:
         if found.durable and not found.waiters:
-            del self._open[key]
+            self._open.pop(key, None)
 
     def _answer(self, waiter: Waiter, result: Result) -> None:
         self._calls.pop(waiter.call, None)
