@@ -183,9 +183,11 @@ def _within_limits(cluster: Cluster, job: Job) -> Iterator[str]:
     """H: a placement keeps its queue and those above it within their limits."""
     for queue in cluster.queue_line(job.spec.queue):
         usage = cluster.queue_usage[queue.id]
-        if NO_LIMIT != queue.device_limit < usage.devices + job.spec.devices:
+        # A limit that was lowered leaves its queue over it; what asks for none of it adds none.
+        devices, cpu_milli = job.spec.devices, job.spec.cpu_milli
+        if devices and NO_LIMIT != queue.device_limit < usage.devices + devices:
             yield f"H: job {job.id} takes queue {queue.id} over {queue.device_limit} devices"
-        if NO_LIMIT != queue.cpu_milli_limit < usage.cpu_milli + job.spec.cpu_milli:
+        if cpu_milli and NO_LIMIT != queue.cpu_milli_limit < usage.cpu_milli + cpu_milli:
             yield f"H: job {job.id} takes queue {queue.id} over {queue.cpu_milli_limit} milli-CPU"
 
 
