@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from compose.local.stack import Condition, Stack, StackError, process
 from compose.local.stack.cli import main
+from compose.local.stack.provision import ROOM_OF_MEMBER, check_machine
 
 pytestmark = [
     pytest.mark.kafka,
@@ -302,3 +304,31 @@ def test_etcd_takes_no_setting_from_the_environment(
     environ = Path(f"/proc/{stack.pid('etcd-1')}/environ").read_bytes()
     assert b"ETCD_" not in environ
     assert os.environ["ETCD_MAX_TXN_OPS"] == "not a number"
+
+
+def test_members_that_need_more_room_than_there_is_are_not_started(stack: Stack) -> None:
+    free = shutil.disk_usage(stack.root).free
+    etcd_member = stack.layout.etcd[0]
+    stack.kill(etcd_member.name)
+    too_many = [etcd_member] * (free // ROOM_OF_MEMBER + 1)
+    with pytest.raises(StackError, match=r"MiB free under .*\n.*--dir PATH"):
+        check_machine(stack.root, too_many)
+
+
+def test_an_interrupted_start_leaves_nothing_running(stack: Stack) -> None:
+    stack.kill("kafka-1")
+    up = [sys.executable, "-m", "compose.local.stack", "up", "--dir", str(stack.root)]
+    launcher = subprocess.Popen(
+        ["env", "--default-signal=INT", *up],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "started kafka-1\n"
+    launcher.send_signal(signal.SIGINT)
+    _, complaint = launcher.communicate(timeout=WAIT_S)
+    assert (launcher.returncode, complaint.split(";")[0]) == (130, "interrupted")
+    assert stack.condition("kafka-1") is Condition.DOWN
+    assert stack.condition("etcd-1") is Condition.RUNNING

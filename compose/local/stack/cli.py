@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +57,7 @@ def _up(options: argparse.Namespace) -> int:
         toolchain.require(java, install=True)
         build.ensure(install=True)
     stack = Stack.open(options.dir, brokers=options.brokers, etcd=options.etcd, ports=options.ports)
-    stack.up(timeout_s=options.timeout_s, say=print)
+    stack.up(timeout_s=options.timeout_s, say=partial(print, flush=True))
     _print_status(stack)
     print(f"\nhealthy after {time.monotonic() - began:.1f} s")
     for key, value in stack.environment.items():
