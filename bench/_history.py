@@ -11,7 +11,7 @@ from typing import Final
 
 from services.runtime import chain, codec, ids
 from services.runtime.ports import EventLog
-from statemachines.cluster import FOLD_VERSION
+from statemachines.cluster import FOLD_VERSION, Cluster
 from statemachines.entry import GENESIS, Position, Recorded
 from statemachines.facts import (
     AttemptEnded,
@@ -29,6 +29,7 @@ from statemachines.facts import (
     RunStarted,
     TermOpened,
 )
+from statemachines.job import JobState
 from statemachines.values import (
     Cause,
     DeviceSpec,
@@ -66,9 +67,8 @@ def opening(nodes: int) -> Iterator[Fact]:
         yield NodeJoined(_node(node), 1, Inventory(f"10.0.0.{node}", 128_000, 1_024_000, devices))
 
 
-def spec(number: int) -> JobSpec:
-    """One of a few dozen shapes; every tenth job trains on whole nodes, two of them."""
-    gang = number % 10 == 0
+def spec(number: int, *, gang: bool) -> JobSpec:
+    """One of a few dozen shapes: one device of a node, or a gang on two whole nodes."""
     role = Role(
         "worker", 2 if gang else 1, Resources(4_000, 16_384, DEVICES if gang else 1, ("H100",))
     )
@@ -79,18 +79,19 @@ def spec(number: int) -> JobSpec:
     )
 
 
-def admitted(number: int) -> JobAdmitted:
+def admitted(number: int, *, gang: bool) -> JobAdmitted:
     """The submission of a job."""
     request = ids.request_key(client="user:bench", request=f"{number:08d}")
     job = ids.job_id(principal="user:bench", request=request)
     return JobAdmitted(
-        job, number, 0, spec(number), request, hashlib.sha256(request.encode()).digest()
+        job, number, 0, spec(number, gang=gang), request, hashlib.sha256(request.encode()).digest()
     )
 
 
 def life(first_number: int, nodes: int) -> Iterator[Fact]:
-    """A wave of jobs, each on a node of its own (a gang on two), from submission until it leaves hot state."""
-    jobs = [admitted(first_number + i) for i in range(nodes // 2)]
+    """A wave of jobs from submission until they leave hot state; every tenth trains on two whole nodes."""
+    numbers = range(first_number, first_number + nodes // 2)
+    jobs = [admitted(number, gang=number % 10 == 0) for number in numbers]
     yield from jobs
     yield from (JobWaiting(job.job, Reason("no_room", "waits for 1 device")) for job in jobs[::3])
     placed = [_placed(job, 2 * i) for i, job in enumerate(jobs)]
@@ -111,16 +112,49 @@ def life(first_number: int, nodes: int) -> Iterator[Fact]:
     yield from (JobRetired(job.job) for job in jobs)
 
 
+def live(jobs: int, nodes: int) -> Iterator[Fact]:
+    """Jobs that are all there at once: one-device jobs fill every device of the nodes, the others wait."""
+    for number in range(1, jobs + 1):
+        job = admitted(number, gang=False)
+        yield job
+        if number > nodes * DEVICES:
+            yield JobWaiting(job.job, Reason("no_room", "waits for 1 device"))
+            continue
+        node, device = divmod(number - 1, DEVICES)
+        placed = _placed(job, node, device)
+        yield placed
+        yield RunStarted(placed.placements[0].run)
+        yield AttemptStarted(job.job, 1)
+        if number % 2:
+            yield _saved(job.job, 100)
+
+
+def waits(cluster: Cluster, count: int) -> Iterator[Fact]:
+    """Reasons of those who wait, told again and again."""
+    waiting = [job.id for job in cluster.jobs.values() if job.state is JobState.QUEUED]
+    for i in range(count):
+        yield JobWaiting(
+            waiting[i % len(waiting)], Reason("no_room", f"waits for {1 + i % 9} devices")
+        )
+
+
 class Recorder:
     """Appends facts to a log as a leader's entries."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        *,
+        began_at_ms: int = 1_700_000_000_000,
+        head: bytes = GENESIS,
+        term: int = 1,
+    ) -> None:
         self.facts = 0
         self.log_bytes = 0
         self.entries = 0
         self._log = log
-        self._head = GENESIS
-        self._at_ms = 1_700_000_000_000
+        self._head, self._term = head, term
+        self._at_ms = began_at_ms
         self._waiting: list[Recorded] = []
 
     def add(self, fact: Fact) -> None:
@@ -138,11 +172,11 @@ class Recorder:
         body = codec.encode_body(consumed, self._waiting)
         self._at_ms += 20
         stored = codec.encode_entry(
-            cell=CELL, term=1, prev=self._head, at_ms=self._at_ms, body=body
+            cell=CELL, term=self._term, prev=self._head, at_ms=self._at_ms, body=body
         )
         self._log.append(stored)
         self._head = chain.entry_digest(
-            prev=self._head, cell=CELL, term=1, at_ms=self._at_ms, body=body
+            prev=self._head, cell=CELL, term=self._term, at_ms=self._at_ms, body=body
         )
         self.facts += len(self._waiting)
         self.log_bytes += len(stored)
@@ -154,9 +188,9 @@ def _node(number: int) -> NodeId:
     return NodeId(f"node-{number:05d}")
 
 
-def _placed(job: JobAdmitted, first_node: int) -> GangPlaced:
+def _placed(job: JobAdmitted, first_node: int, first_device: int = 0) -> GangPlaced:
     (role,) = job.spec.roles
-    grants = tuple(Grant(i, 1_000) for i in range(role.resources.devices))
+    grants = tuple(Grant(first_device + i, 1_000) for i in range(role.resources.devices))
     placements = tuple(
         Placement(
             ids.run_id(job.job, 1, rank), _node(first_node + rank), rank, role.name, grants,
