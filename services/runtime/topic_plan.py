@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -45,6 +45,25 @@ class FoundTopic(msgspec.Struct, frozen=True):
     config: Mapping[str, str]
 
 
+class TopicAdmin(Protocol):
+    """Topics of a broker cluster; raises PortError."""
+
+    def brokers(self) -> int:
+        """How many can be reached."""
+
+    def find(self, names: Sequence[str]) -> Mapping[str, FoundTopic]:
+        """Those that exist."""
+
+    def create(self, topic: WantedTopic) -> None:
+        """Make it; one that is there already is no error."""
+
+    def raise_partitions(self, name: str, count: int) -> None:
+        """Add partitions until there are `count`."""
+
+    def configure(self, name: str, config: Mapping[str, str]) -> None:
+        """Set these settings."""
+
+
 class Kind(StrEnum):
     """What becomes of a difference."""
 
@@ -65,26 +84,30 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def wanted_topics(
-    cell: str, *, brokers: int, replicas: int | None = None, partitions: Mapping[str, int]
+    cell: str, *, brokers: int, replicas: int, partitions: Mapping[str, int]
 ) -> list[WantedTopic]:
-    """The topics of the cell, in the order declared.
+    """The topics of the cell, in the order declared; `partitions` raises the number of elastic ones, by suffix.
 
-    `replicas` defaults to 3, or as many as there are brokers. `partitions` raises the number of elastic topics, by
-    suffix; raises ValueError for another topic, or a number below the declared.
+    Raises ValueError for a number that a topic cannot have, and for fewer brokers than replicas: a topic made while
+    some brokers are down would stay with too few copies.
     """
+    if brokers < replicas:
+        raise ValueError(
+            f"replicas: {replicas} copies need as many brokers, and {brokers} can be reached. Start the others, or "
+            f"declare a smaller cell with --replicas {brokers}"
+        )
     for suffix, count in partitions.items():
         declared = topics.TOPICS.get(suffix)
         if declared is None or not declared.elastic or count < declared.partitions:
             elastic = ", ".join(topic.suffix for topic in topics.TOPICS.values() if topic.elastic)
-            raise ValueError(f"{suffix}={count}: raise the partitions of one of {elastic}")
-    copies = min(REPLICAS_DEFAULT, brokers) if replicas is None else replicas
+            raise ValueError(f"partitions: {suffix}={count}: raise those of one of {elastic}")
     return [
         WantedTopic(
             topic.name(cell),
             partitions.get(topic.suffix, topic.partitions),
             topic.elastic,
-            copies,
-            _config(topic, copies),
+            replicas,
+            _config(topic, replicas),
         )
         for topic in topics.TOPICS.values()
     ]
@@ -131,11 +154,17 @@ def differences(wanted: Sequence[WantedTopic], found: Mapping[str, FoundTopic]) 
 
 
 def _describe(topic: WantedTopic) -> str:
-    days = int(topic.config["retention.ms"]) / 86_400_000
-    kept = "compacted" if topic.config["cleanup.policy"] == "compact" else f"kept {days:.3g} d"
-    if days < 0 and topic.config["cleanup.policy"] == "delete":
-        kept = "kept for ever"
-    return f"{topic.partitions} partition(s), {topic.replicas} replica(s), {kept}"
+    return f"{topic.partitions} partition(s), {topic.replicas} replica(s), {_kept(topic.config)}"
+
+
+def _kept(config: Mapping[str, str]) -> str:
+    retention_ms = int(config["retention.ms"])
+    if config["cleanup.policy"] == "compact":
+        return "newest of each key"
+    if retention_ms < 0:
+        return "kept for ever"
+    days, hours = retention_ms // 86_400_000, retention_ms // 3_600_000
+    return f"kept {days} d" if days else f"kept {hours} h"
 
 
 def _partition_steps(topic: WantedTopic, now: FoundTopic) -> Iterator[Step]:

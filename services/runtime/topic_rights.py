@@ -6,9 +6,9 @@ role may write the log but the leader's, and none may write in transactions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -45,6 +45,16 @@ class Right(msgspec.Struct, frozen=True, order=True):
         return f"{self.principal} may {self.operation} {self.resource} {self.name}{star}"
 
 
+class RightsAdmin(Protocol):
+    """ACLs of a broker cluster; raises PortError."""
+
+    def granted(self, wanted: Sequence[Right]) -> set[Right]:
+        """Those of the rights that the brokers have."""
+
+    def grant(self, rights: Sequence[Right]) -> None:
+        """Add the rights; one that is there already is no error."""
+
+
 def roles() -> list[str]:
     """The services that any topic names."""
     named = [role for topic in topics.TOPICS.values() for role in (*topic.writers, *topic.readers)]
@@ -54,7 +64,7 @@ def roles() -> list[str]:
 def rights(
     cell: str, *, principals: Mapping[str, str], outside_writers: Mapping[str, str]
 ) -> list[Right]:
-    """Every right of the cell, sorted.
+    """Every right of the cell, sorted; raises ValueError for a role or a topic that there is not.
 
     `principals` maps a role to its principal where that is not the default; `outside_writers` lets one more principal
     write a topic, by suffix: a program that publishes progress or submissions by itself.
@@ -63,6 +73,8 @@ def rights(
 
 
 def _of_roles(cell: str, principals: Mapping[str, str]) -> Iterator[Right]:
+    if unknown := sorted(principals.keys() - set(roles())):
+        raise ValueError(f"principals: no role {unknown[0]!r}; there are {', '.join(roles())}")
     names = {role: principals.get(role, f"{PRINCIPAL_PREFIX}{role}") for role in roles()}
     for topic in topics.TOPICS.values():
         name = topic.name(cell)
@@ -83,7 +95,7 @@ def _of_roles(cell: str, principals: Mapping[str, str]) -> Iterator[Right]:
 def _of_outside(cell: str, writers: Mapping[str, str]) -> Iterator[Right]:
     for suffix, principal in writers.items():
         if suffix not in topics.TOPICS or suffix == topics.LOG.suffix:
-            raise ValueError(f"{suffix}: no topic that a program outside may write")
+            raise ValueError(f"outside_writers: no program outside may write {suffix!r}")
         name = topics.TOPICS[suffix].name(cell)
         yield Right(principal, Resource.TOPIC, name, Operation.WRITE)
         yield Right(principal, Resource.TOPIC, name, Operation.DESCRIBE)

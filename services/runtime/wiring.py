@@ -23,6 +23,7 @@ from services.runtime.settings import CellSettings, SettingsError
 if TYPE_CHECKING:
     from services.runtime.adapters.etcd_client import EtcdSettings
     from services.runtime.adapters.kafka import KafkaEventLog
+    from services.runtime.adapters.kafka_admin import KafkaAdmin
     from services.runtime.adapters.kafka_client import KafkaSettings
     from services.runtime.adapters.sqlite_store import Store
 
@@ -165,6 +166,13 @@ def _leadership(settings: CellSettings, name: str) -> Leadership:
             from services.runtime.adapters.etcd import EtcdLeadership
 
             return EtcdLeadership(etcd_settings(settings), name)
+
+
+def open_topic_admin(settings: CellSettings) -> KafkaAdmin:
+    """Administration of the cell's brokers. Raises SettingsError, PortError."""
+    from services.runtime.adapters.kafka_admin import KafkaAdmin
+
+    return KafkaAdmin(kafka_settings(settings, "topics"))
 
 
 def kafka_settings(settings: CellSettings, client: str) -> KafkaSettings:
