@@ -90,10 +90,13 @@ class Caller:
         request: Request,
         *,
         what: str,
+        hint: str = "",
         deadline_s: float | None = None,
-        repeatable: bool = True,
     ) -> Response:
-        """Call and answer, trying again within the deadline where that is safe; raises TidemillError."""
+        """Call and answer, trying again within the deadline: so only calls that may be repeated.
+
+        Raises TidemillError; `hint` is the next command where the failure itself suggests none.
+        """
         ends = time.monotonic() + (self.deadline_s if deadline_s is None else deadline_s)
         backoff = Backoff()
         while True:
@@ -103,9 +106,9 @@ class Caller:
             except grpc.RpcError as error:
                 asked_s = retry_after_s(error)
                 wait_s = max(asked_s, backoff.next_s())
-                again = repeatable and (error.code() in RETRYABLE or asked_s > 0)
+                again = error.code() in RETRYABLE or asked_s > 0
                 if not again or time.monotonic() + wait_s >= ends:
-                    raise self.failure(error, what) from error
+                    raise self.failure(error, what, hint) from error
             time.sleep(wait_s)
 
     def resuming(
@@ -137,6 +140,8 @@ class Caller:
                 call.cancel()
             time.sleep(backoff.next_s())
 
-    def failure(self, error: grpc.RpcError, what: str) -> TidemillError:
+    def failure(self, error: grpc.RpcError, what: str, hint: str = "") -> TidemillError:
         """The typed error for a failed call."""
-        return from_rpc(error, what, gateway=self.context.gateway)
+        failure = from_rpc(error, what, gateway=self.context.gateway)
+        failure.next_command = failure.next_command or hint
+        return failure

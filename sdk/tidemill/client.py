@@ -95,6 +95,7 @@ class Client:
             self._jobs.SubmitJob,
             with_request_id(job),
             what=f"job {job.spec.name!r} was not submitted",
+            hint="tidemill submit --help",
             deadline_s=deadline_s,
         )
 
@@ -257,19 +258,30 @@ class Client:
             job=job, message=message, request_id=request_id or new_id()
         )
         return self._caller.unary(
-            self._jobs.CancelJob, request, what=f"job {job!r} was not cancelled"
+            self._jobs.CancelJob,
+            request,
+            what=f"job {job!r} was not cancelled",
+            hint=f"tidemill why {job}",
         ).job
 
     def hold(self, job: str, *, message: str = "", request_id: str = "") -> views_pb2.JobView:
         """Keep it from being placed; a running attempt is stopped."""
         request = job_pb.HoldJobRequest(job=job, message=message, request_id=request_id or new_id())
-        return self._caller.unary(self._jobs.HoldJob, request, what=f"job {job!r} was not held").job
+        return self._caller.unary(
+            self._jobs.HoldJob,
+            request,
+            what=f"job {job!r} was not held",
+            hint=f"tidemill why {job}",
+        ).job
 
     def release(self, job: str, *, request_id: str = "") -> views_pb2.JobView:
         """Let a held job be placed again."""
         request = job_pb.ReleaseJobRequest(job=job, request_id=request_id or new_id())
         return self._caller.unary(
-            self._jobs.ReleaseJob, request, what=f"job {job!r} was not released"
+            self._jobs.ReleaseJob,
+            request,
+            what=f"job {job!r} was not released",
+            hint=f"tidemill why {job}",
         ).job
 
     def requeue(
@@ -280,7 +292,10 @@ class Client:
             job=job, message=message, save_first=save_first, request_id=request_id or new_id()
         )
         return self._caller.unary(
-            self._jobs.RequeueJob, request, what=f"job {job!r} was not requeued"
+            self._jobs.RequeueJob,
+            request,
+            what=f"job {job!r} was not requeued",
+            hint=f"tidemill why {job}",
         ).job
 
     # ------------------------------------------------------------ fleet and queues
@@ -309,14 +324,19 @@ class Client:
             node=node, message=message, request_id=request_id or new_id()
         )
         return self._caller.unary(
-            self._fleet.CordonNode, request, what=f"node {node!r} was not cordoned"
+            self._fleet.CordonNode,
+            request,
+            what=f"node {node!r} was not cordoned",
+            hint="tidemill nodes",
         ).node
 
     def uncordon(self, node: str, *, request_id: str = "") -> views_pb2.NodeView:
         """Back in service."""
         request = fleet_pb.UncordonNodeRequest(node=node, request_id=request_id or new_id())
         what = f"node {node!r} was not uncordoned"
-        return self._caller.unary(self._fleet.UncordonNode, request, what=what).node
+        return self._caller.unary(
+            self._fleet.UncordonNode, request, what=what, hint="tidemill nodes"
+        ).node
 
     def drain(
         self, node: str, *, within_ms: int = 0, message: str = "", request_id: str = ""
@@ -326,7 +346,10 @@ class Client:
             node=node, message=message, within_ms=within_ms, request_id=request_id or new_id()
         )
         return self._caller.unary(
-            self._fleet.DrainNode, request, what=f"node {node!r} is not draining"
+            self._fleet.DrainNode,
+            request,
+            what=f"node {node!r} is not draining",
+            hint="tidemill nodes",
         ).node
 
     def confirm_dead(
@@ -337,12 +360,19 @@ class Client:
             node=node, message=message, request_id=request_id or new_id()
         )
         what = f"node {node!r} was not confirmed dead"
-        return self._caller.unary(self._fleet.ConfirmNodeDead, request, what=what).node
+        return self._caller.unary(
+            self._fleet.ConfirmNodeDead, request, what=what, hint="tidemill nodes"
+        ).node
 
     def remove_node(self, node: str, *, request_id: str = "") -> None:
         """Forget a node that is lost or drained."""
         request = fleet_pb.RemoveNodeRequest(node=node, request_id=request_id or new_id())
-        self._caller.unary(self._fleet.RemoveNode, request, what=f"node {node!r} was not removed")
+        self._caller.unary(
+            self._fleet.RemoveNode,
+            request,
+            what=f"node {node!r} was not removed",
+            hint="tidemill nodes",
+        )
 
     def cell(self, *, deadline_s: float | None = None) -> views_pb2.CellView:
         """The cell as this gateway sees it."""
@@ -365,13 +395,18 @@ class Client:
         """Make a queue, or change one. Limits of -1 mean none."""
         request = queue_pb.ApplyQueueRequest(queue=queue, request_id=request_id or new_id())
         what = f"queue {queue.queue!r} was not applied"
-        return self._caller.unary(self._queues.ApplyQueue, request, what=what).queue
+        return self._caller.unary(
+            self._queues.ApplyQueue, request, what=what, hint="tidemill queues"
+        ).queue
 
     def remove_queue(self, queue: str, *, request_id: str = "") -> None:
         """Remove an empty queue."""
         request = queue_pb.RemoveQueueRequest(queue=queue, request_id=request_id or new_id())
         self._caller.unary(
-            self._queues.RemoveQueue, request, what=f"queue {queue!r} was not removed"
+            self._queues.RemoveQueue,
+            request,
+            what=f"queue {queue!r} was not removed",
+            hint="tidemill queues",
         )
 
     # ------------------------------------------------------------ log

@@ -113,7 +113,9 @@ def _from_cell(cell: str, env: Mapping[str, str]) -> Context:
         raise UsageError(
             f"no cell at {directory}",
             why="it holds no gateway.addr, so no cell runs there",
-            next_command="tidemilld up" if "/" in cell else f"tidemilld up --cell {directory.name}",
+            next_command=f"tidemilld up --directory {directory}"
+            if "/" in cell
+            else f"tidemilld up --cell {directory.name}",
         )
     return Context(
         _read(address, "the cell"), _read(directory / "token", "the cell"), f"cell at {directory}"

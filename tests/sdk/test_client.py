@@ -286,7 +286,7 @@ def test_waiting_for_a_job_ends_with_its_end(gateway: FakeGateway, client: Clien
     ending.start()
     assert client.wait("job1", timeout_s=30).state == "failed"
     gateway.put_job(view("job2"))
-    with pytest.raises(CallTimeoutError, match="has not ended within 0[.]1 s"):
+    with pytest.raises(CallTimeoutError, match=r"has not ended within 0\.1 s"):
         client.wait("job2", timeout_s=0.1)
 
 

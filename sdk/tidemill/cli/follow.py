@@ -112,6 +112,6 @@ def _redraw(client: Client, chosen: job_pb.JobFilter, *, wide: bool) -> None:
                 )
             room = max(3, console.height - 3)
             note = Text(f"{min(len(rows), room)} of {len(rows)} jobs; Ctrl-C leaves", style="dim")
-            live.update(Group(table(rows[:room], views.JOBS, wide=wide), note), refresh=True)
+            live.update(Group(*table(rows[:room], views.JOBS, wide=wide), note), refresh=True)
             time.sleep(REDRAW_S)
     raise failure[0]

@@ -21,7 +21,7 @@ from tidemill.cli.frame import Format
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
 Row = TypeVar("Row")
 UNBOUNDED: Final = 10_000
@@ -50,12 +50,16 @@ STYLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """One column: `shown` for people, `raw` for CSV. Where the width is short, the highest `drop` goes first."""
+    """One column: `shown` for people, `raw` for CSV.
+
+    Where the width is short, the column with the highest `drop` goes first, and one with a `least` is cut down to it.
+    """
 
     title: str
     shown: Callable[[Row], str]
     raw: Callable[[Row], object] | None = None
     drop: int = 0
+    least: int = 0
     wide: bool = False
     state: bool = False
     right: bool = False
@@ -82,7 +86,7 @@ def write_list(rows: Iterable[Row], listing: Listing[Row], form: Format) -> int:
         case Format.CSV:
             _write_csv(rows, listing)
         case Format.TABLE | Format.WIDE if rows:
-            screen().print(table(rows, listing, wide=form is Format.WIDE))
+            write_lines(table(rows, listing, wide=form is Format.WIDE))
         case Format.TABLE | Format.WIDE:
             print(listing.nothing, file=sys.stderr)
     return len(rows)
@@ -132,6 +136,13 @@ def _write_csv(rows: Sequence[Row], listing: Listing[Row]) -> None:
 # ---------------------------------------------------------------- tables
 
 
+def write_lines(lines: Iterable[Text]) -> None:
+    """Lines that are fitted already."""
+    console = screen()
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
 def screen(*, err: bool = False) -> Console:
     """The terminal, or a pipe: then without colour, and as wide as the content unless COLUMNS says otherwise."""
     from rich.console import Console
@@ -147,27 +158,29 @@ def width(stream: Any) -> int:
     return shutil.get_terminal_size().columns if stream.isatty() else UNBOUNDED
 
 
-def table(rows: Sequence[Row], listing: Listing[Row], *, wide: bool = False) -> Table:
-    """The rows, with the columns that fit; `wide` has all columns and cuts nothing."""
-    from rich.table import Table
+def table(rows: Sequence[Row], listing: Listing[Row], *, wide: bool = False) -> list[Text]:
+    """The lines of a table, with the columns that fit; `wide` has all columns and cuts nothing."""
     from rich.text import Text
 
     room = UNBOUNDED if wide else width(sys.stdout)
     columns = [column for column in listing.columns if wide or not column.wide]
-    cells = {id(column): [column.shown(row) for row in rows] for column in columns}
-    columns = _fitting(columns, {key: _natural(texts) for key, texts in cells.items()}, room)
-    shown = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True
-    )
-    for column in columns:
-        shown.add_column(column.title, no_wrap=True, justify="right" if column.right else "left",
-                         overflow="fold" if wide else "ellipsis")  # fmt: skip
-    for number in range(len(rows)):
-        texts = [(column, cells[id(column)][number]) for column in columns]
-        shown.add_row(
-            *[Text(text, style=style_of(text) if column.state else "") for column, text in texts]
+    cells = {column.title: [column.shown(row) for row in rows] for column in columns}
+    columns, widths = _fitted(columns, cells, room)
+    lines = [
+        Text(
+            "  ".join(_cell(column, column.title, widths) for column in columns).rstrip(),
+            style="bold",
         )
-    return shown
+    ]
+    for number in range(len(rows)):
+        line = Text()
+        for column in columns:
+            text = cells[column.title][number]
+            line.append(_cell(column, text, widths), style=style_of(text) if column.state else "")
+            line.append("  ")
+        line.rstrip()
+        lines.append(line)
+    return lines
 
 
 def style_of(state: str) -> str:
@@ -175,26 +188,44 @@ def style_of(state: str) -> str:
     return STYLES.get(state.split(" ", maxsplit=1)[0].split(",", maxsplit=1)[0], "")
 
 
-def _natural(texts: Sequence[str]) -> int:
+def _fitted(
+    columns: Sequence[Column[Row]], cells: dict[str, list[str]], room: int
+) -> tuple[list[Column[Row]], dict[str, int]]:
+    """The columns kept and their widths: the least needed go first, then those that may be cut give way."""
     from rich.cells import cell_len
 
-    return max((cell_len(text) for text in texts), default=0)
-
-
-def _fitting(
-    columns: Sequence[Column[Row]], widths: dict[int, int], room: int
-) -> list[Column[Row]]:
-    """Leave out the least needed columns until the rest fits; the last may be cut to a dozen cells."""
+    natural = {
+        column.title: max(map(cell_len, [column.title, *cells[column.title]])) for column in columns
+    }
+    least = {
+        column.title: min(natural[column.title], max(column.least, len(column.title)) or UNBOUNDED)
+        if column.least
+        else natural[column.title]
+        for column in columns
+    }
     kept = list(columns)
-
-    def needed() -> int:
-        sizes = [max(widths[id(column)], len(column.title)) for column in kept]
-        sizes[-1] = min(sizes[-1], 12)
-        return sum(sizes) + 2 * (len(sizes) - 1)
-
-    while needed() > room and any(column.drop for column in kept):
+    while _sum(kept, least) > room and any(column.drop for column in kept):
         kept.remove(max(kept, key=lambda column: column.drop))
-    return kept
+    widths = {column.title: natural[column.title] for column in kept}
+    for column in reversed(kept):
+        excess = max(0, _sum(kept, widths) - room)
+        widths[column.title] = max(least[column.title], widths[column.title] - excess)
+    return kept, widths
+
+
+def _sum(columns: Sequence[Column[Row]], widths: dict[str, int]) -> int:
+    return sum(widths[column.title] for column in columns) + 2 * (len(columns) - 1)
+
+
+def _cell(column: Column[Row], text: str, widths: dict[str, int]) -> str:
+    """The text at exactly its width, cut with an ellipsis where it must be."""
+    from rich.cells import cell_len, set_cell_size
+
+    room = widths[column.title]
+    if cell_len(text) > room:
+        text = set_cell_size(text, room - 1) + "…"
+    padding = " " * (room - cell_len(text))
+    return padding + text if column.right else text + padding
 
 
 # ---------------------------------------------------------------- words
@@ -219,11 +250,9 @@ def span(ms: int) -> str:
 
 def moment(at_ms: int) -> str:
     """Local time to the second; "" for never."""
-    return (
-        datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
-        if at_ms
-        else ""
-    )
+    if not at_ms:
+        return ""
+    return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def size(count: int) -> str:

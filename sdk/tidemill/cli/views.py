@@ -78,13 +78,13 @@ def job_age(job: views_pb2.JobView) -> str:
     return age(job.changed_at_ms or job.admitted_at_ms, now_ms())
 
 
-JOBS: Final = Listing[views_pb2.JobView](
+JOBS: Final[Listing[views_pb2.JobView]] = Listing(
     columns=(
         Column("ID", lambda job: job.job),
         Column(
             "NUMBER", lambda job: str(job.number), lambda job: job.number, wide=True, right=True
         ),
-        Column("NAME", lambda job: job.spec.name, drop=1),
+        Column("NAME", lambda job: job.spec.name, drop=1, least=16),
         Column("STATE", lambda job: job.state, state=True),
         Column("FOR", job_age, lambda job: job.changed_at_ms, drop=2, right=True),
         Column("QUEUE", lambda job: job.spec.queue, drop=3),
@@ -107,7 +107,7 @@ JOBS: Final = Listing[views_pb2.JobView](
             lambda job: job.admitted_at_ms,
             wide=True,
         ),
-        Column("REASON", why),
+        Column("REASON", why, least=30),
     ),
     name=lambda job: job.job,
     nothing="no jobs; `tidemill jobs --all` includes ended ones",
@@ -162,7 +162,7 @@ def _exit(run: views_pb2.RunView) -> str:
     return str(run.exit_code) if run.state == "ended" else ""
 
 
-ATTEMPTS: Final = Listing[views_pb2.AttemptView](
+ATTEMPTS: Final[Listing[views_pb2.AttemptView]] = Listing(
     columns=(
         Column("ATTEMPT", lambda attempt: str(attempt.attempt), right=True),
         Column("STATE", lambda attempt: attempt.outcome or attempt.state, state=True),
@@ -174,14 +174,14 @@ ATTEMPTS: Final = Listing[views_pb2.AttemptView](
         ),
         Column("STARTED", lambda attempt: moment(attempt.started_at_ms), drop=2),
         Column("RAN", _ran, right=True),
-        Column("NODES", _nodes),
-        Column("MESSAGE", lambda attempt: attempt.message),
+        Column("NODES", _nodes, least=12),
+        Column("MESSAGE", lambda attempt: attempt.message, least=16),
     ),
     name=lambda attempt: str(attempt.attempt),
     nothing="",
 )
 
-RUNS: Final = Listing[views_pb2.RunView](
+RUNS: Final[Listing[views_pb2.RunView]] = Listing(
     columns=(
         Column("RANK", lambda run: str(run.rank), right=True),
         Column("STATE", lambda run: run.state, state=True),
@@ -189,13 +189,13 @@ RUNS: Final = Listing[views_pb2.RunView](
         Column("DEVICES", lambda run: ",".join(str(grant.index) for grant in run.devices), drop=1),
         Column("EXIT", _exit),
         Column("KNOWN BY", lambda run: run.evidence.replace("_", " "), drop=2),
-        Column("MESSAGE", lambda run: run.message),
+        Column("MESSAGE", lambda run: run.message, least=16),
     ),
     name=lambda run: run.run,
     nothing="",
 )
 
-CHECKPOINTS: Final = Listing[views_pb2.CheckpointView](
+CHECKPOINTS: Final[Listing[views_pb2.CheckpointView]] = Listing(
     columns=(
         Column("STEP", lambda saved: str(saved.step), right=True),
         Column("STATE", lambda saved: saved.state, state=True),
@@ -212,13 +212,13 @@ CHECKPOINTS: Final = Listing[views_pb2.CheckpointView](
             drop=2,
         ),
         Column("REACH", lambda saved: saved.reach, drop=3),
-        Column("WHERE", lambda saved: saved.uri, drop=4),
+        Column("WHERE", lambda saved: saved.uri, drop=4, least=24),
     ),
     name=lambda saved: str(saved.step),
     nothing="",
 )
 
-HISTORY: Final = Listing[job_pb.HistoryLine](
+HISTORY: Final[Listing[job_pb.HistoryLine]] = Listing(
     columns=(
         Column(
             "OFFSET", lambda line: str(line.offset), lambda line: line.offset, right=True, drop=2
@@ -227,7 +227,7 @@ HISTORY: Final = Listing[job_pb.HistoryLine](
         Column("TERM", lambda line: str(line.term), lambda line: line.term, wide=True, right=True),
         Column("FACT", lambda line: line.fact, drop=1),
         Column("BY", lambda line: line.by, wide=True),
-        Column("WHAT", lambda line: line.text),
+        Column("WHAT", lambda line: line.text, least=24),
     ),
     name=lambda line: str(line.offset),
     nothing="nothing is recorded",
@@ -251,7 +251,8 @@ def devices(node: views_pb2.NodeView) -> str:
         for device in node.devices
         if not device.run and device.state in {"", "healthy", "degraded"}
     )
-    parts = [f"{free[model]}/{models[model]} {model}" for model in sorted(models)]
+    lost = node.state == "lost"
+    parts = [f"{'-' if lost else free[model]}/{models[model]} {model}" for model in sorted(models)]
     simulated = any(device.simulated for device in node.devices)
     return ", ".join(parts) + (" (simulated)" if simulated else "")
 
@@ -272,9 +273,9 @@ def node_trouble(node: views_pb2.NodeView) -> str:
     return "; ".join(parts)
 
 
-NODES: Final = Listing[views_pb2.NodeView](
+NODES: Final[Listing[views_pb2.NodeView]] = Listing(
     columns=(
-        Column("NODE", lambda node: node.node),
+        Column("NODE", lambda node: node.node, least=20),
         Column("STATE", node_state, state=True),
         Column("FOR", lambda node: age(node.changed_at_ms, now_ms()), lambda node: node.changed_at_ms, drop=3, right=True),
         Column("FREE GPUS", devices),
@@ -285,7 +286,7 @@ NODES: Final = Listing[views_pb2.NodeView](
         Column("RUNS", lambda node: str(len(node.runs)), lambda node: len(node.runs), drop=1, right=True),
         Column("ADDRESS", lambda node: node.address, wide=True),
         Column("INCARNATION", lambda node: str(node.incarnation), lambda node: node.incarnation, wide=True, right=True),
-        Column("MESSAGE", node_trouble),
+        Column("MESSAGE", node_trouble, least=20),
     ),
     name=lambda node: node.node,
     nothing="no nodes; start one with `tidemilld agent`",
@@ -308,7 +309,7 @@ def _limit(most: int) -> str:
     return str(most) if most >= 0 else "no limit"
 
 
-QUEUES: Final = Listing[views_pb2.QueueView](
+QUEUES: Final[Listing[views_pb2.QueueView]] = Listing(
     columns=(
         Column("QUEUE", lambda queue: queue.queue),
         Column("PARENT", lambda queue: queue.parent, drop=1),
