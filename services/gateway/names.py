@@ -6,7 +6,7 @@ What is meant by more than one job is an error that lists them, never a guess.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from services.gateway.refusal import Refusal, Status
@@ -71,13 +71,11 @@ def _ambiguous(text: str, candidates: list[Job]) -> Refusal:
         f"{job.id} ({job.spec.name}, {job.state})" for job in candidates[:CANDIDATES_SHOWN]
     )
     more = ", ..." if len(candidates) > CANDIDATES_SHOWN else ""
-    array = all(job.id.rpartition("_")[0] == text for job in candidates)
-    what = (
-        "is an array: name one of its jobs"
-        if array
-        else "is the beginning of several ids: add letters"
-    )
-    return Refusal(Status.INVALID_ARGUMENT, "ambiguous_job", f"{text!r} {what}: {shown}{more}")
+    if all(job.id.rpartition("_")[0] == text for job in candidates):
+        message = f"{text!r} is an array; name one of its jobs: {shown}{more}"
+        return Refusal(Status.INVALID_ARGUMENT, "is_array", message)
+    message = f"{text!r} is the beginning of several ids; add letters: {shown}{more}"
+    return Refusal(Status.INVALID_ARGUMENT, "ambiguous_job", message)
 
 
 def find_node(cluster: Cluster, text: str) -> Node:
@@ -139,13 +137,10 @@ class Selection:
             return False
         return (not self._states or job.state.value in self._states) and self.fixed(job)
 
-    def candidates(self, *, below: int = 0) -> Iterator[Job]:
-        """Jobs that match, newest first; with `below` only those with a smaller number."""
-        numbers: Iterable[int] = reversed(self._cluster.job_numbers)
-        for number in numbers:
-            if below and number >= below:
-                continue
-            job = self._cluster.jobs[self._cluster.job_numbers[number]]
+    def candidates(self) -> Iterator[Job]:
+        """Jobs that match, newest first: numbers are given in order of admission."""
+        for name in reversed(self._cluster.job_numbers.values()):
+            job = self._cluster.jobs[name]
             if self.matches(job):
                 yield job
 
