@@ -1,9 +1,10 @@
 """The detector: telemetry and what the log says in, verdicts out. Pure: no clock, I/O or randomness.
 
-Judged time is the time during which a node could have been heard by us. It stands still while we did not look (a gap
-between two calls: a stall, a suspended machine), and every deadline starts anew when the path to the agents was cut (no
-gateway was heard) and comes back. So our own trouble is never taken for theirs, and one node of a cell of one can still
-be lost. Verdicts are idempotent and are said again while the log does not show them.
+Judged time is the time during which a node could have been heard by us. It goes on only when a gateway is heard, and
+leaves out what passed while we did not look (a gap between two calls: a stall, a suspended machine). When gateways come
+back after a while every deadline starts anew, for agents need time to find them. So our own trouble is never taken for
+theirs, and one node of a cell of one can still be lost. Verdicts are idempotent and are said again while the log does
+not show them.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class Detector:
         self._unseen_ms = 0
         self._looked_ms = now_ms
         self._held_back = False
-        self._path_ms: int | None = None
+        self._path_at_ms: int | None = None
         self.stalls = 0
         self.restarts = 0
 
     @property
-    def path_ms(self) -> int | None:
-        """When a gateway was last heard; None before."""
-        return self._path_ms
+    def path_heard(self) -> bool:
+        """Whether a gateway was ever heard; before, nobody is judged."""
+        return self._path_at_ms is not None
 
     def observe(self, said: Input, now_ms: int) -> list[Verdict]:
         """Take one input. What can be said at once is; the rest at the next tick."""
@@ -57,7 +58,7 @@ class Detector:
             case Beat():
                 return self.silence.beat(said, at_ms)
             case PathHeard():
-                self._hear(now_ms, at_ms)
+                self._hear(at_ms)
             case Progressed():
                 self.progress.progressed(said, at_ms)
             case Signalled():
@@ -80,8 +81,9 @@ class Detector:
 
     def tick(self, now_ms: int) -> list[Verdict]:
         """Judge; call it about once a second, when all telemetry that there is has been observed."""
-        at_ms = self._look(now_ms)
-        if self._cut(now_ms):
+        self._look(now_ms)
+        at_ms = self._path_at_ms
+        if at_ms is None:
             return []
         verdicts = self.silence.tick(at_ms)
         if self.silence.incident:
@@ -101,13 +103,10 @@ class Detector:
             self.stalls += 1
         return now_ms - self._unseen_ms
 
-    def _hear(self, now_ms: int, at_ms: int) -> None:
-        """The path is there; when it comes back, agents need time to find it."""
-        if self._cut(now_ms):
+    def _hear(self, at_ms: int) -> None:
+        """The path to the agents is there; `at_ms` is judged time, but for the path itself."""
+        before_ms, self._path_at_ms = self._path_at_ms, at_ms
+        if before_ms is None or at_ms - before_ms > self._rules.path_gap_ms:
             self.restarts += 1
             self.silence.restart(at_ms)
             self.progress.restart(at_ms)
-        self._path_ms = now_ms
-
-    def _cut(self, now_ms: int) -> bool:
-        return self._path_ms is None or now_ms - self._path_ms > self._rules.path_gap_ms

@@ -91,13 +91,12 @@ class _Watched(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges."""
         detector = self._processor.detector
-        path = detector.path_ms is not None
         for name, what, value in (
             ("health_nodes_watched", "Nodes that are not lost", detector.silence.watched),
             ("health_nodes_silent", "Of those, silent", detector.silence.silent),
             ("health_attempts_watched", "Attempts that run", detector.progress.watched),
             ("health_incident", "1 during mass silence", int(bool(detector.silence.incident))),
-            ("health_path_heard", "1 once a gateway was heard", int(path)),
+            ("health_path_heard", "1 once a gateway was heard", int(detector.path_heard)),
             ("health_own_stalls", "Times that we did not look", detector.stalls),
             ("health_path_returns", "Times that gateways were heard again", detector.restarts),
             ("fold_offset", "Last record folded", self._processor.cluster.offset),

@@ -14,8 +14,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     lost_after_ms: int = 15_000
     # A verdict is said again this often while the log does not show it.
     repeat_ms: int = 2_000
-    # No gateway was heard for this long: nobody can be, and nobody is judged.
-    path_gap_ms: int = 5_000
+    # Gateways were not heard for this long (they are every 2 s): their agents have to find them again.
+    path_gap_ms: int = 3_500
     # We were not looking for this long: the time that passed does not count.
     own_gap_ms: int = 3_000
     # At least so many nodes, and more than this share, silent within the window: an incident, not deaths.

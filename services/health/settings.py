@@ -33,7 +33,8 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
         int, Meta(ge=5_000, description="Silent for this long, a node is given up")
     ] = _R.lost_after_ms
     path_gap_ms: Annotated[
-        int, Meta(ge=3_000, description="No gateway heard for this long: nobody is judged")
+        int,
+        Meta(ge=2_500, description="No gateway heard for this long: every deadline starts anew"),
     ] = _R.path_gap_ms
     own_gap_ms: Annotated[
         int, Meta(ge=1_500, description="Time that we did not look counts for nobody; from this on")
