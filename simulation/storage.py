@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -53,10 +54,11 @@ class Broker:
         self.blobs: dict[str, bytes] = {}
         self.late_records = 0
         self._chance = kernel.chance("broker")
-        self._wakers: list[Callable[[], None]] = []
+        self._wakers: list[Callable[[str], None]] = []
+        self.stored: list[Callable[[str, int, bytes], None]] = []
 
-    def on_record(self, call: Callable[[], None]) -> None:
-        """Be told, some time later, that there may be something to read."""
+    def on_record(self, call: Callable[[str], None]) -> None:
+        """Be told the topic, some time later, when there may be something to read."""
         self._wakers.append(call)
 
     def store(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
@@ -67,8 +69,10 @@ class Broker:
         if stored:  # One order for all: nothing is seen before what it follows.
             visible_us = max(visible_us, stored[-1][0])
         stored.append((visible_us, key, value))
+        for told in self.stored:
+            told(topic, len(stored) - 1, value)
         for call in self._wakers:
-            self.kernel.at(visible_us, call)
+            self.kernel.at(visible_us, partial(call, topic))
 
     def append(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
         """One append with whatever befalls it; raises PortError when its author learns nothing good."""

@@ -1,0 +1,149 @@
+"""A simulated process: started, crashed, paused and thawed; its work is called when something woke it.
+
+What it holds in memory is gone with a crash. A crash can strike at any port call, which is between any two lines of a
+driver. While paused, time passes and nothing of it happens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from simulation.kernel import US_PER_MS, Kernel, Timer
+
+
+class Crash(BaseException):
+    """The process is gone, here and now."""
+
+
+class SimClock:
+    """Clocks of one host. The wall is off by `wall_offset_ms`, and can be stepped."""
+
+    def __init__(self, kernel: Kernel, *, epoch_ms: int, wall_offset_ms: int = 0) -> None:
+        self._kernel = kernel
+        self._epoch_ms = epoch_ms
+        self.wall_offset_ms = wall_offset_ms
+
+    def wall_ms(self) -> int:
+        """See Clock."""
+        return self._epoch_ms + self._kernel.now_ms + self.wall_offset_ms
+
+    def monotonic_ms(self) -> int:
+        """See Clock."""
+        return self._kernel.now_ms
+
+
+class Process(ABC):
+    """One process. Subclasses say how it begins and what a turn is."""
+
+    def __init__(self, kernel: Kernel, name: str, *, crash_ppm: int = 0) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.up = False
+        self.paused = False
+        self.crashes = 0
+        self.crash_ppm = crash_ppm
+        self.points = 0
+        self._chance = kernel.chance(f"process {name}")
+        self._timer: Timer | None = None
+        self._life = 0
+        self._restart_ms = (200, 2_000)
+
+    # --- life
+
+    def start(self) -> None:
+        """Begin, as a supervisor does; an end while starting is answered by another start."""
+        self.up = True
+        self._life += 1
+        self.guarded(self.begin)
+        if self.up:
+            self.wake(0)
+
+    def crash(self, restart_after_ms: int | None = None) -> None:
+        """SIGKILL; a supervisor starts it again, by default soon."""
+        if not self.up:
+            return
+        self.up = False
+        self.crashes += 1
+        self._life += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.kernel.note(f"{self.name} crashes")
+        self.ended()
+        delay_ms = (
+            self._chance.randint(*self._restart_ms)
+            if restart_after_ms is None
+            else restart_after_ms
+        )
+        self.kernel.after(delay_ms * US_PER_MS, self.start)
+
+    def pause(self, duration_ms: int) -> None:
+        """SIGSTOP for a while."""
+        if self.paused:
+            return
+        self.paused = True
+        self.kernel.note(f"{self.name} pauses {duration_ms}")
+        self.kernel.after(duration_ms * US_PER_MS, self._thaw)
+
+    def _thaw(self) -> None:
+        self.paused = False
+        self.thawed()
+        if self.up:
+            self.wake(0)
+
+    # --- work
+
+    def wake(self, after_ms: int) -> None:
+        """Have a turn by then at the latest."""
+        at_us = self.kernel.now_us + after_ms * US_PER_MS
+        if self._timer is not None and self._timer.call is not None:
+            if self._timer.at_us <= at_us:
+                return
+            self._timer.cancel()
+        self._timer = self.kernel.at(at_us, self._turn)
+
+    def _turn(self) -> None:
+        if self.up and not self.paused:
+            self.guarded(self.turn)
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Do work of this process; a crash inside ends it."""
+        try:
+            work()
+        except Crash:
+            self.crash()
+
+    def later(self, after_ms: int, work: Callable[[], None]) -> None:
+        """Do work of this life of the process later; dropped when it has crashed, delayed while it is paused."""
+        life = self._life
+
+        def due() -> None:
+            if life != self._life or not self.up:
+                return
+            if self.paused:
+                self.kernel.after(50 * US_PER_MS, due)
+                return
+            self.guarded(work)
+
+        self.kernel.after(after_ms * US_PER_MS, due)
+
+    def point(self, _where: str) -> None:
+        """A place where it may crash."""
+        self.points += 1
+        if self.crash_ppm and self._chance.randrange(1_000_000) < self.crash_ppm:
+            raise Crash
+
+    @abstractmethod
+    def begin(self) -> None:
+        """What its main does before the first turn."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """One piece of work; wakes itself for the next."""
+
+    def ended(self) -> None:  # noqa: B027 - most need nothing
+        """It is gone: others notice what they would notice."""
+
+    def thawed(self) -> None:  # noqa: B027 - most need nothing
+        """It runs again after a pause."""
