@@ -247,10 +247,10 @@ def verify(
         try:
             batch = reader.read(timeout_s=0)
         except (PortError, codec.UnknownFactError, AssertionError) as error:
-            problem = f"the record after offset {cluster.offset} cannot be folded: {error}"
+            problem = f"at or behind offset {cluster.offset} the log cannot be folded: {error}"
             break
         if not batch:
-            problem = chain.problem()
+            problem = chain.problem(heads)
             break
         for folded in batch:
             entries += 1
@@ -283,6 +283,7 @@ class _Chain:
     """
 
     def __init__(self) -> None:
+        self.read_to = -1
         self._accepted = -1
         self._head = GENESIS
         self._digests: set[bytes] = {GENESIS}
@@ -292,6 +293,7 @@ class _Chain:
     def take(self, folded: Folded, heads: Mapping[int, bytes]) -> str:
         """The next record; what is wrong with the head at its offset, if that is known to have been another."""
         entry = folded.entry
+        self.read_to = entry.offset
         if folded.accepted:
             self._accepted, self._opened, self._unknown = entry.offset, False, -1
             self._digests, self._head = {entry.digest}, entry.digest
@@ -310,8 +312,13 @@ class _Chain:
             f"is at {self._accepted}. Restore the log from a replica or a backup"
         )
 
-    def problem(self) -> str:
+    def problem(self, heads: Mapping[int, bytes]) -> str:
         """What is wrong at the end of the log, if anything is."""
+        if (known := max(heads, default=-1)) > self.read_to:
+            return (
+                f"the log ends at offset {self.read_to}, and this cell has acted on the record at {known}: its end is "
+                "missing. Restore the log from a replica or a backup"
+            )
         if self._unknown < 0 or not self._opened:
             return ""
         return (
