@@ -95,7 +95,7 @@ JOB: Final = Table(
     aliases={**_ALIASES, "args": "command", "environment": "env", "held": "hold"},
 )
 _limit = schema.integer(-1, INT64_MAX)
-_QUEUE: Final = Table(
+QUEUE: Final = Table(
     {
         "queue": schema.text,
         "parent": schema.text,
@@ -106,7 +106,7 @@ _QUEUE: Final = Table(
     required=("queue",),
     aliases={"name": "queue", "devices": "gpus", "device_limit": "gpus", "job_limit": "jobs"},
 )
-QUEUES: Final = Table({"queues": Rows(_QUEUE)}, required=("queues",))
+QUEUES: Final = Table({"queues": Rows(QUEUE)}, required=("queues",))
 
 
 def job_request(job: Mapping[str, Any], *, name: str = "the job") -> job_pb.SubmitJobRequest:
@@ -133,7 +133,7 @@ def read_queues(path: Path) -> list[requests_pb2.ApplyQueue]:
         if "queues" in document.value:
             rows = schema.read(document, QUEUES, "queue file")["queues"]
         else:
-            rows = [schema.read(document, _QUEUE, "queue file")]
+            rows = [schema.read(document, QUEUE, "queue file")]
         queues += [_queue(row) for row in rows]
     return queues
 

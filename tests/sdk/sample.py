@@ -81,7 +81,14 @@ def training() -> views_pb2.JobView:
 
 
 def fill(gateway: FakeGateway) -> None:
-    """A running gang, a waiting job, a held one and an ended one, on three nodes."""
+    """Jobs on three nodes, two queues, and a log."""
+    _fill_jobs(gateway)
+    _fill_nodes(gateway)
+    _fill_rest(gateway)
+
+
+def _fill_jobs(gateway: FakeGateway) -> None:
+    """A running gang, a waiting job, a held one and an ended one."""
     waiting = views_pb2.JobView(
         job="m4tte2xq7yzd", number=43, spec=spec("wide-job-with-a-long-name-for-a-table", nodes=4, gpus=8),
         by="user:bob", state="queued", admitted_at_ms=NOON, changed_at_ms=ago(7_500), seen_step=-1, offset=91,
@@ -102,6 +109,12 @@ def fill(gateway: FakeGateway) -> None:
         admitted_at_ms=NOON, changed_at_ms=ago(90_000), finished_at_ms=NOON + 65_000, seen_step=-1, offset=50,
     )  # fmt: skip
     gateway.jobs = {job.job: job for job in (training(), waiting, held, ended)}
+    gateway.explained["m4tte2xq7yzd"] = job_pb.ExplainJobResponse(
+        job=waiting, reason=waiting.reason, history=history()[:2]
+    )
+
+
+def _fill_nodes(gateway: FakeGateway) -> None:
     for number, state in ((1, "lost"), (2, "ready"), (3, "ready")):
         node = views_pb2.NodeView(
             node=f"node-{number}", incarnation=1, state=state, service="in_service", address=f"10.0.0.{number}",
@@ -118,6 +131,9 @@ def fill(gateway: FakeGateway) -> None:
     sick = gateway.nodes["node-3"]
     sick.service = "cordoned"
     sick.devices[4].state, sick.devices[4].message = "faulty", "XID 79"
+
+
+def _fill_rest(gateway: FakeGateway) -> None:
     gateway.queues = {
         "default": views_pb2.QueueView(queue="default", device_limit=-1, cpu_milli_limit=-1, job_limit=-1,
                                        jobs_waiting=1, jobs_held=1),
@@ -129,9 +145,6 @@ def fill(gateway: FakeGateway) -> None:
         devices_free=7, jobs_waiting=1, jobs_running=1, jobs_held=1, voided=2, simulated_devices=True,
     )  # fmt: skip
     gateway.lines = history()
-    gateway.explained["m4tte2xq7yzd"] = job_pb.ExplainJobResponse(
-        job=waiting, reason=waiting.reason, history=history()[:2]
-    )
     gateway.written["kq3vz7m2ab5c"] = [b"step 1\n", b"step 2\n"]
     gateway.entries = entries()
     gateway.verified = [

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tidemill.cli import flags
 from tidemill.cli.frame import (
     Format,
     Output,
     SubmitCommand,
     command,
-    complete_queue,
     connect,
     say,
 )
@@ -41,72 +41,35 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     ctx: typer.Context,
-    file: Annotated[
-        str,
-        typer.Argument(help="A job file (.yaml, .toml), a script, or - for JSON lines on stdin."),
-    ] = "",
+    file: flags.File = "",
     *,
-    name: Annotated[
-        str, typer.Option(help="Shown in lists; the program's name if not given.")
-    ] = "",
-    queue: Annotated[
-        str, typer.Option(help="Whose quota it uses.", autocompletion=complete_queue)
-    ] = "",
-    priority: Annotated[str, typer.Option(help="Higher goes first.", metavar="N")] = "",
-    nodes: Annotated[
-        str, typer.Option(help="Members that start together, one a node.", metavar="N")
-    ] = "",
-    gpus: Annotated[str, typer.Option(help="Devices for each member.", metavar="N")] = "",
-    gpu_model: Annotated[
-        list[str] | None, typer.Option(help="Accept this model; may be repeated.")
-    ] = None,
-    cpu: Annotated[
-        str, typer.Option(help="Processors for each member: 4, 0.5, 500m.", metavar="N")
-    ] = "",
-    memory: Annotated[
-        str, typer.Option(help="Memory for each member: 64GiB.", metavar="SIZE")
-    ] = "",
-    processes: Annotated[str, typer.Option(help="Processes a member starts.", metavar="N")] = "",
-    array: Annotated[str, typer.Option(help="Submit N alike as one request.", metavar="N")] = "",
-    env: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, or NAME to pass it on.")
-    ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, for finding it again.")
-    ] = None,
-    workdir: Annotated[
-        str, typer.Option(help="Where it runs; the current directory if not given.")
-    ] = "",
-    time_limit: Annotated[str, typer.Option(help="Of one attempt: 2h.", metavar="TIME")] = "",
-    hang_after: Annotated[
-        str, typer.Option(help="No step for so long means hung: 10m.", metavar="TIME")
-    ] = "",
-    grace: Annotated[
-        str, typer.Option(help="Between stop signal and kill: 30s.", metavar="TIME")
-    ] = "",
-    max_attempts: Annotated[
-        str, typer.Option(help="Attempts that may fail; -1: no bound.", metavar="N")
-    ] = "",
-    checkpoints: Annotated[
-        str, typer.Option(help="Root directory of checkpoints.", metavar="DIR")
-    ] = "",
-    overlap_safe: Annotated[
-        bool, typer.Option("--overlap-safe", help="Saves through the SDK only: restart at once.")
-    ] = False,
-    hold: Annotated[
-        bool, typer.Option("--hold", help="Do not start before `tidemill release`.")
-    ] = False,
-    id_: Annotated[
-        str, typer.Option("--id", help="Your key: the same again is the same job.", metavar="KEY")
-    ] = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow it to its end.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")
-    ] = False,
+    name: flags.Name = "",
+    queue: flags.Queue = "",
+    priority: flags.Priority = "",
+    nodes: flags.Nodes = "",
+    gpus: flags.Gpus = "",
+    gpu_model: flags.GpuModel = None,
+    cpu: flags.Cpu = "",
+    memory: flags.Memory = "",
+    processes: flags.Processes = "",
+    array: flags.Array = "",
+    env: flags.Env = None,
+    label: flags.Label = None,
+    workdir: flags.Workdir = "",
+    time_limit: flags.TimeLimit = "",
+    hang_after: flags.HangAfter = "",
+    grace: flags.Grace = "",
+    max_attempts: flags.MaxAttempts = "",
+    checkpoints: flags.Checkpoints = "",
+    overlap_safe: flags.OverlapSafe = False,
+    hold: flags.Hold = False,
+    id_: flags.Key = "",
+    watch: flags.Watch = False,
+    dry_run: flags.DryRun = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Submit a job: flags and a command after --, a script, or a job file that flags override."""
-    flags = {
+    said = {
         "name": name, "queue": queue, "priority": priority, "nodes": nodes, "gpus": gpus, "gpu_models": gpu_model,
         "cpu": cpu, "memory": memory, "processes": processes, "array": array, "workdir": workdir,
         "time_limit": time_limit, "hang_after": hang_after, "grace": grace, "overlap_safe": overlap_safe,
@@ -114,22 +77,31 @@ def submit(
         "retry": {"max_attempts": max_attempts} if max_attempts else None,
         "checkpoints": {"root": checkpoints} if checkpoints else None,
     }  # fmt: skip
-    given = {key: value for key, value in flags.items() if value}
+    given = {key: value for key, value in said.items() if value}
     words: list[str] = ctx.meta.get("tidemill.command", [])
     if file == "-":
         if given or words:
-            raise UsageError(
-                "flags do not go with jobs from stdin", why="each line holds the whole job"
-            )
+            why = "each line holds the whole job"
+            raise UsageError("flags do not go with jobs from stdin", why=why)
         _submit_stream(ctx, output)
         return
     requests = list(_requests(file, words, given))
     if dry_run:
-        from tidemill.cli.output import plain, write_json
+        _show_requests(requests)
+    else:
+        _submit_all(ctx, requests, output, watch=watch)
 
-        shown = [plain(request) for request in requests]
-        write_json(shown[0] if len(shown) == 1 else shown)
-        return
+
+def _show_requests(requests: list[job_pb.SubmitJobRequest]) -> None:
+    from tidemill.cli.output import plain, write_json
+
+    shown = [plain(request) for request in requests]
+    write_json(shown[0] if len(shown) == 1 else shown)
+
+
+def _submit_all(
+    ctx: typer.Context, requests: list[job_pb.SubmitJobRequest], output: Format, *, watch: bool
+) -> None:
     with connect(ctx) as client:
         answers = [(request, client.submit(request)) for request in requests]
         _show_answers(answers, output)
@@ -142,7 +114,7 @@ def submit(
 
 
 def _requests(
-    file: str, words: list[str], flags: Mapping[str, Any]
+    file: str, words: list[str], given: Mapping[str, Any]
 ) -> Iterator[job_pb.SubmitJobRequest]:
     """The submissions that the command line means."""
     from tidemill import jobfile
@@ -152,10 +124,10 @@ def _requests(
     if file and Path(file).suffix.lower() in JOB_FILES:
         command_given = {"command": words} if words else {}
         for document in read_documents(Path(file)):
-            merged = {**here, **document.value, **_merged(document.value, flags), **command_given}
+            merged = {**here, **document.value, **_merged(document.value, given), **command_given}
             yield jobfile.from_document(Document(document.name, merged, document.lines))
         return
-    job: dict[str, Any] = {**here, **flags}
+    job: dict[str, Any] = {**here, **given}
     if file:
         job = {"name": Path(file).stem, **job, "script": _read_script(file), "command": words}
     elif words:
@@ -169,12 +141,12 @@ def _requests(
     yield jobfile.from_document(Document("the command line", job))
 
 
-def _merged(document: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(document: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Flags win; those that are mappings add to the file's instead of replacing them."""
-    merged = dict(flags)
+    merged = dict(given)
     for key in ("env", "labels", "retry", "checkpoints"):
-        if key in flags and isinstance(document.get(key), Mapping):
-            merged[key] = {**document[key], **flags[key]}
+        if key in given and isinstance(document.get(key), Mapping):
+            merged[key] = {**document[key], **given[key]}
     return merged
 
 
