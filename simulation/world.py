@@ -114,6 +114,7 @@ class World:
         self.broker = Broker(self.kernel, shape.broker)
         self.referee = Referee(self.broker)
         self.election = Election(self.kernel)
+        self.clocks: list[SimClock] = []
         chance = self.kernel.chance("world")
         policy = msgspec.structs.replace(
             DEFAULT_POLICY,
@@ -153,6 +154,7 @@ class World:
             for i in range(shape.nodes)
         ]  # fmt: skip
         self.clients = Clients(self.kernel, self.gateways)
+        self.healed = False
         self._jobs = self.kernel.chance("jobs")
 
     @property
@@ -185,6 +187,7 @@ class World:
 
     def heal(self) -> None:
         """No more faults: what is broken is mended, and nothing crashes any more."""
+        self.healed = True
         self.broker.faults = BrokerFaults()
         self.broker.down = self.election.down = self.election.blind = False
         for process in (*self.services, *self.hosts):
@@ -276,4 +279,6 @@ class World:
         self.clients.submit(wanted)
 
     def _clock(self, offset_ms: int) -> SimClock:
-        return SimClock(self.kernel, epoch_ms=EPOCH_MS, wall_offset_ms=offset_ms)
+        clock = SimClock(self.kernel, epoch_ms=EPOCH_MS, wall_offset_ms=offset_ms)
+        self.clocks.append(clock)
+        return clock
