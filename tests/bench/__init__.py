@@ -1,0 +1,1 @@
+"""Tests of the benchmarks' frame, and of those that take no time."""
