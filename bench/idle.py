@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> Measured:
     seconds = options.seconds or _SECONDS[options.scale]
     with MeasuredCell(agents=1, flags=("--fake-gpus", "8xH100")) as cell:
         time.sleep(_SETTLE_S)
-        pids = {pid: _name(pid) for pid in cell.pids()}
+        pids = {pid: name.removeprefix("services.") for pid, name in cell.pids().items()}
         before = {pid: _cpu_s(pid) for pid in pids}
         time.sleep(seconds)
         cpu = {pid: 100 * (_cpu_s(pid) - before[pid]) / seconds for pid in pids}
@@ -48,12 +48,6 @@ def run(options: argparse.Namespace) -> Measured:
         bars={"cpu_percent": at_most(cpu_percent, 2), "rss_mib": at_most(rss_mib, 250)},
         params={"seconds": seconds},
     )
-
-
-def _name(pid: int) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    module = words[words.index(b"-m") + 1] if b"-m" in words else words[0]
-    return module.decode().removeprefix("services.")
 
 
 def _cpu_s(pid: int) -> float:

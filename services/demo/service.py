@@ -14,6 +14,7 @@ from services.demo.embedded import EmbeddedCell
 from services.demo.story import Failed, Story
 from services.demo.timeline import Timeline
 from services.runtime.exits import ExitCode
+from services.runtime.trial import TrialError
 from tidemill import TidemillError
 
 _OUT = Path("out") / "demo.json"
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
             with contextlib.closing(story):
                 story.run()
         story.result.ok = True
-    except (Failed, TidemillError) as error:
+    except (Failed, TrialError, TidemillError) as error:
         timeline.add("bad", str(error))
         if story is None:
             return ExitCode.FAILED

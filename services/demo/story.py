@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,8 +41,8 @@ class Cell(Protocol):
     def host(self, name: str) -> Host:
         """One more host of it."""
 
-    def leader_pid(self, leader: str) -> int:
-        """The process that leads under this name."""
+    def kill_leader(self, client: Client) -> int:
+        """SIGKILL to the process that leads; its id."""
 
     def own_digest(self, offset: int) -> bytes:
         """State digest at that offset, from a fold of our own over the stored log."""
@@ -199,9 +198,8 @@ class Story:
 
     def _kill_the_leader(self, client: Client) -> None:
         before = client.cell()
-        pid = self._cell.leader_pid(before.leader)
         began = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
+        pid = self._cell.kill_leader(client)
         self._tell("fault", f"kill -9 of the leader (process {pid}, term {before.term})")
         _until("another leader", lambda: client.cell().term > before.term)
         self.result.failover_seconds = round(time.monotonic() - began, 3)
