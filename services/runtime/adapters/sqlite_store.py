@@ -46,6 +46,11 @@ CREATE TABLE IF NOT EXISTS snapshot_chunks (
 );
 """
 
+_KIND: Final = """
+SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),
+    (SELECT count(*) FROM sqlite_master)
+"""
+
 T = TypeVar("T")
 
 
@@ -210,9 +215,8 @@ class Store:
 
     def _check_kind(self, connection: sqlite3.Connection) -> int:
         """It is ours or new, not of a later version, and can be shared; the version of its tables."""
-        (kind,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # One statement sees one state: another process may be making the file at this moment.
+        kind, version, tables = self._patiently(connection, _KIND).fetchone()
         if tables and kind != APPLICATION_ID:
             raise DamagedError(f"{self.path} is not the file of a cell. Give another directory.")
         if version > TABLES_VERSION:
