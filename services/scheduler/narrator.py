@@ -1,13 +1,14 @@
 """Log lines of decisions: one a fact while there are few, one a second with counts when there are thousands.
 
-What went wrong is always said. The event is the fact's name in snake case; ids, term and offset go with it.
+What went wrong has a larger share. The event is the fact's name in snake case; ids, term and offset go with it.
 """
 
 from __future__ import annotations
 
 import re
+import typing
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -18,16 +19,20 @@ from statemachines.entry import Entry, Recorded
 from statemachines.values import Outcome
 
 LINES_PER_SECOND: Final = 50
-_ALARMING: Final = (
-    facts.InputParked,
-    facts.InputGapAccepted,
-    facts.BreakerOpened,
-    facts.NodeLost,
-    facts.DeviceFaulted,
-    facts.NicFaulted,
-    facts.ResumeMismatched,
-    facts.CheckpointCondemned,
+ALARMS_PER_SECOND: Final = 200
+_ALARMING: Final = frozenset(
+    {
+        facts.InputParked,
+        facts.InputGapAccepted,
+        facts.BreakerOpened,
+        facts.NodeLost,
+        facts.DeviceFaulted,
+        facts.NicFaulted,
+        facts.ResumeMismatched,
+        facts.CheckpointCondemned,
+    }
 )
+_BAD: Final = frozenset({Outcome.FAILED, Outcome.LOST})
 # Of a fact's own fields, those that name or explain; the rest is in the log.
 _SHOWN: Final = frozenset(
     {
@@ -37,6 +42,9 @@ _SHOWN: Final = frozenset(
     }
 )  # fmt: skip
 _WORDS: Final = re.compile(r"(?<!^)(?=[A-Z])")
+EVENTS: Final[Mapping[type, str]] = {
+    kind: _WORDS.sub("_", kind.__name__).lower() for kind in typing.get_args(facts.Fact)
+}
 
 
 class Narrator:
@@ -58,13 +66,12 @@ class Narrator:
             self._sum_up()
             self._second, self._said = second, 0
         for recorded in entry.facts:
-            if alarming(recorded):
-                self._line(recorded, entry, self._log.warning)
-            elif self._said < LINES_PER_SECOND:
+            alarm = alarming(recorded.fact)
+            if self._said < (ALARMS_PER_SECOND if alarm else LINES_PER_SECOND):
                 self._said += 1
-                self._line(recorded, entry, self._log.info)
+                self._line(recorded, entry, self._log.warning if alarm else self._log.info)
             else:
-                self._unsaid[event(recorded)] += 1
+                self._unsaid[EVENTS[type(recorded.fact)]] += 1
 
     def _sum_up(self) -> None:
         if self._unsaid:
@@ -81,20 +88,14 @@ class Narrator:
                 shown = f"input_{name}" if name == "offset" else name
                 fields[shown] = value if plain else msgspec.to_builtins(value)
         say(
-            event(recorded),
+            EVENTS[type(recorded.fact)],
             **{"term": entry.term, "offset": entry.offset, **fields},
             by=recorded.by,
         )
 
 
-def alarming(recorded: Recorded) -> bool:
+def alarming(fact: facts.Fact) -> bool:
     """Whether a person should see it even on a busy day."""
-    fact = recorded.fact
-    if isinstance(fact, facts.AttemptEnded):
-        return fact.outcome in {Outcome.FAILED, Outcome.LOST}
-    return isinstance(fact, _ALARMING)
-
-
-def event(recorded: Recorded) -> str:
-    """The fact's name in snake case."""
-    return _WORDS.sub("_", type(recorded.fact).__name__).lower()
+    if type(fact) is facts.AttemptEnded:
+        return fact.outcome in _BAD
+    return type(fact) in _ALARMING
