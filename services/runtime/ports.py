@@ -29,10 +29,17 @@ class InputGapError(PortError):
     """Inputs between our position and the oldest kept are gone. Never skipped by ourselves."""
 
     def __init__(self, topic: str, partition: int, position: int, oldest: int) -> None:
+        if oldest > position:
+            lost, flag = (
+                f"inputs {position}..{oldest - 1} are gone: retention passed our position",
+                "",
+            )
+        else:
+            lost = f"the topic was made anew: it ends before our position {position}"
+            flag = " --made-anew"
         super().__init__(
-            f"{topic}/{partition}: inputs {position}..{oldest - 1} are gone (retention passed our position, or the "
-            f"topic was made anew). Nothing was skipped. If their loss is acceptable, record it: "
-            f"`tidemilld gap accept {topic} {partition} {oldest} --message WHY`"
+            f"{topic}/{partition}: {lost}. Nothing was skipped. If what is lost is acceptable, record it: "
+            f"`tidemilld gap accept {topic} {partition} {oldest}{flag} --message WHY`"
         )
         self.topic, self.partition, self.position, self.oldest = topic, partition, position, oldest
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 def said(given: argparse.Namespace, cluster: Cluster) -> tuple[Recorded, ...]:
     """The fact, from where the cell's decisions stand; raises SettingsError when nothing would be skipped."""
     position = cluster.positions.get((given.topic, given.partition), 0)
-    if given.offset <= position:
+    if given.offset <= position and not given.made_anew:
         raise SettingsError(
             f"{given.topic}/{given.partition} is decided up to {position}: going back to {given.offset} would decide "
             "inputs twice. Give the OFFSET that the stopped leader's message names."
@@ -75,5 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     accept.add_argument("topic", choices=[topic.suffix for topic in LEADER_INPUTS])
     accept.add_argument("partition", type=int)
     accept.add_argument("offset", type=int, help="the next input to decide")
+    accept.add_argument(
+        "--made-anew",
+        action="store_true",
+        help="the topic was deleted and made again: its offsets began anew, so going back decides nothing twice",
+    )
     accept.add_argument("--message", required=True, help="why their loss is acceptable")
     return parser
