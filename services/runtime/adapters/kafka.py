@@ -34,7 +34,6 @@ from services.runtime.ports import (
 
 _AHEAD_RECORDS: Final = 4_096
 _AHEAD_BYTES: Final = 16 << 20
-_SHOW_EVERY_S: Final = 5.0
 
 
 class KafkaEventLog:
@@ -76,8 +75,10 @@ class KafkaEventLog:
 class KafkaInputs:
     """Inputs on topics of the cell. Each call deals out what came in turn, so a flood on one partition starves none."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, *, show_every_s: float = 5.0) -> None:
+        """`show_every_s`: how often positions are committed to the group, for lag dashboards."""
         self._cell = settings.cell
+        self._show_every_s = show_every_s
         self._reader = KafkaReader(settings, committed_only=True)
         self._ahead: dict[Place, deque[Message]] = {}
         self._ahead_bytes = 0
@@ -161,7 +162,7 @@ class KafkaInputs:
 
     def _show(self, positions: Mapping[Place, int]) -> None:
         now = time.monotonic()
-        if now - self._shown_at > _SHOW_EVERY_S:
+        if now - self._shown_at > self._show_every_s:
             self._shown_at = now
             self._reader.show_positions(positions)
 

@@ -50,7 +50,10 @@ _COMMON: Final[Mapping[str, Any]] = MappingProxyType(
         "socket.timeout.ms": 10_000,
         "socket.keepalive.enable": True,
         "reconnect.backoff.max.ms": 1_000,
-        "log_level": 3,
+        # A topic that is not there is said within this time, which a new one gets to become known.
+        "topic.metadata.propagation.max.ms": 3_000,
+        # A line for each refused connection helps nobody; the last error is in the message of what failed.
+        "log_level": 2,
     }
 )
 _PRODUCER: Final[Mapping[str, Any]] = MappingProxyType(
@@ -113,6 +116,15 @@ _ADVICE: Final[Mapping[int, str]] = MappingProxyType(
 _DAMAGED: Final = frozenset(
     {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG}
 )
+_LASTING: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+    }
+)
 _LOGGER: Final = logging.getLogger("tidemill.kafka")
 
 
@@ -127,6 +139,13 @@ class LastError:
         """Take what librdkafka reports outside of any call."""
         self.error = error
         self.fatal = self.fatal or error.fatal()
+
+    def raise_if_lasting(self, doing: str) -> None:
+        """Raise what will not heal by itself, once each time that it is heard."""
+        error = self.error
+        if error is not None and error.code() in _LASTING:
+            self.error = None
+            raise meaning(error, doing)
 
     def explain(self) -> str:
         """What is known, and what to do."""
@@ -171,11 +190,6 @@ def _config(settings: KafkaSettings, last: LastError) -> dict[str, Any]:
 
 
 # --- errors
-
-
-def raise_meaning(error: KafkaError, doing: str) -> None:
-    """Raise what an error means to a caller of a port."""
-    raise meaning(error, doing)
 
 
 def meaning(error: KafkaError, doing: str) -> PortError:

@@ -72,7 +72,10 @@ class KafkaReader:
                 left_s = deadline - time.monotonic()
                 found = self._take(limit, min(max(left_s, 0.0), _SLICE_S))
                 if found or left_s <= 0 or self._closed:
-                    return found
+                    break
+            if not found:
+                self._last.raise_if_lasting("reading")
+            return found
 
     def saw_end(self, place: Place) -> bool:
         """Ask the broker where the partition ends now; whether everything before that was read.
