@@ -480,7 +480,8 @@ class Cluster:
         run = runs.advance(self.runs[fact.run], fact, at_ms)
         self.runs[run.id] = run
         self._swap_attempt(attempts.advance(self._of(run), fact, at_ms))
-        self._touch_run(run)
+        if self._touched:
+            self._touch_run(self._touched, run)
 
     def _run_ended(self, fact: RunEnded, _by: str, at_ms: int) -> None:
         before = self.runs[fact.run]
@@ -488,10 +489,11 @@ class Cluster:
         self.runs[run.id] = run
         self.usage[run.node].give_back(run)
         attempt = attempts.advance(
-            self._of(run), fact, at_ms, was_lost=before.state is RunState.LOST
+            self._of(run), fact, at_ms, lost=1 if before.state is RunState.LOST else 0
         )
         self._swap_attempt(attempt)
-        self._touch_run(run)
+        if self._touched:
+            self._touch_run(self._touched, run)
 
     def _of(self, run: Run) -> Attempt:
         newest = self.attempts[run.job][-1]
@@ -501,10 +503,10 @@ class Cluster:
         assert attempt is not None, f"run {run.id}: its attempt is gone"
         return attempt
 
-    def _touch_run(self, run: Run) -> None:
-        if self._touched:
-            self._touched.jobs[run.job] = None
-            self._touched.nodes[run.node] = None
+    @staticmethod
+    def _touch_run(touched: Touched, run: Run) -> None:
+        touched.jobs[run.job] = None
+        touched.nodes[run.node] = None
 
     # --- checkpoints
 

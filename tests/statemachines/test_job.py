@@ -144,7 +144,7 @@ LEGAL: Final[Mapping[tuple[JobState, type], Mapping[str, Any]]] = {
 
 
 def test_every_fact_about_a_job_has_an_example_here() -> None:
-    assert set(FACTS) == set(get_args(facts.JobFact))
+    assert set(FACTS) == set(get_args(facts.JobFact)) == set(job._RULES)
 
 
 @pytest.mark.parametrize(("state", "kind"), every_pair(JobState, facts.JobFact), ids=pair_id)

@@ -57,7 +57,7 @@ LEGAL: Final[Mapping[tuple[RunState, type], Mapping[str, Any]]] = {
 
 
 def test_every_fact_about_a_run_has_an_example_here() -> None:
-    assert set(FACTS) == set(get_args(facts.RunFact))
+    assert set(FACTS) == set(get_args(facts.RunFact)) == set(run._RULES)
 
 
 @pytest.mark.parametrize(("state", "kind"), every_pair(RunState, facts.RunFact), ids=pair_id)
