@@ -93,22 +93,22 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def cpu_milli() -> int:
+def cpu_milli(root: Path = SYS) -> int:
     """CPUs that this process may use: its affinity, and the quota of its control group."""
     cpus = len(os.sched_getaffinity(0)) * 1000
-    v2 = _words(SYS / "fs/cgroup/cpu.max")
+    v2 = _words(root / "fs/cgroup/cpu.max")
     if len(v2) == 2 and v2[0] != "max":
         return min(cpus, int(v2[0]) * 1000 // int(v2[1]))
-    quota = _number(SYS / "fs/cgroup/cpu/cpu.cfs_quota_us")
-    period = _number(SYS / "fs/cgroup/cpu/cpu.cfs_period_us")
+    quota = _number(root / "fs/cgroup/cpu/cpu.cfs_quota_us")
+    period = _number(root / "fs/cgroup/cpu/cpu.cfs_period_us")
     return min(cpus, quota * 1000 // period) if quota > 0 and period > 0 else cpus
 
 
-def memory_mib() -> int:
+def memory_mib(root: Path = SYS) -> int:
     """Memory that this process may use: the host's, or less where its control group says so."""
     words = _words(PROC / "meminfo")
     total = int(words[words.index("MemTotal:") + 1]) * 1024
-    for limit in (_number(path) for path in _memory_limits()):
+    for limit in (_number(path) for path in _memory_limits(root)):
         if 0 < limit < NO_LIMIT:
             total = min(total, limit)
     return total // MIB
@@ -196,14 +196,14 @@ def _decoded(text: str | bytes) -> str:
     return text.decode() if isinstance(text, bytes) else text
 
 
-def _memory_limits() -> list[Path]:
+def _memory_limits(root: Path) -> list[Path]:
     own = [line.split(":", 2) for line in (PROC / "self/cgroup").read_text().splitlines()]
-    paths = [SYS / "fs/cgroup/memory.max"]
+    paths = [root / "fs/cgroup/memory.max"]
     for _, names, path in own:
         if names == "memory":
-            paths.append(SYS / f"fs/cgroup/memory{path}" / "memory.limit_in_bytes")
+            paths.append(root / f"fs/cgroup/memory{path}" / "memory.limit_in_bytes")
         elif not names:
-            paths.append(SYS / f"fs/cgroup{path}" / "memory.max")
+            paths.append(root / f"fs/cgroup{path}" / "memory.max")
     return paths
 
 
