@@ -86,7 +86,9 @@ Global___Beat: _TypeAlias = Beat  # noqa: Y015
 
 @_typing.final
 class BeatBatch(_message.Message):
-    """One record of <cell>.beats: all beats of a partition within <= 250 ms."""
+    """One record of <cell>.beats: all beats of a partition within <= 250 ms.
+    An empty one says that the gateway can be heard: written to a partition that got no other within 2 s.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
