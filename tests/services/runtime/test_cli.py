@@ -1,10 +1,12 @@
 """The command finds commands, says what it can do, and turns errors into exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +81,16 @@ def test_an_error_may_carry_its_own_code() -> None:
 def test_starting_again_helps_exactly_from_75_to_77() -> None:
     again = {code for code in ExitCode if code not in FINAL}
     assert again == {ExitCode.STOPPED, ExitCode.FAILED, 75, 76, 77}
+
+
+def test_every_exit_code_is_documented_with_what_to_do() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "tidemilld.md"
+    rows = re.findall(
+        r"^\| (\d+) \| (\w+) \| .+ \| (no|yes|as you like)", page.read_text(), re.MULTILINE
+    )
+    assert [(int(code), name, again != "no") for code, name, again in rows] == [
+        (code.value, code.name, code not in FINAL) for code in ExitCode
+    ]
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:
