@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -515,3 +516,13 @@ def test_every_command_that_is_printed_exists_and_understands_its_words(
         if result.exit_code == 2 or "Traceback" in result.output:
             wrong[command] = result.output[-300:]
     assert wrong == {}
+
+
+def test_every_service_command_that_is_printed_is_one() -> None:
+    project = tomllib.loads((SDK.parents[1] / "pyproject.toml").read_text())["project"]
+    known = set(project["entry-points"]["tidemilld.commands"])
+    printed = {
+        command.split()[1] for command in printed_commands() if command.startswith("tidemilld ")
+    }
+    assert printed
+    assert printed <= known

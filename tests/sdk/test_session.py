@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -413,17 +414,23 @@ def test_outside_a_cell_everything_works_on_a_plain_directory(tmp_path: Path) ->
         assert found.step == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_speaks_for_nobody(cell: Cell) -> None:
-    with cell.session() as s:
-        until(cell.gateway, lambda: bool(cell.gateway.calls))
-        child = os.fork()
-        if child == 0:
-            s.finished(1)
-            os._exit(0)
-        os.waitpid(child, 0)
-        s.finished(2)
-    assert [report.finished.step for report in cell.gateway.reports] == [2]
+    program = (
+        "import os\n"
+        "from tidemill.training import session\n"
+        "with session() as s:\n"
+        "    s.finished(1)\n"
+        "    if not (child := os.fork()):\n"
+        "        s.finished(2)\n"
+        "        s.close()\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+        "    s.finished(3)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | cell.env, check=True, timeout=60
+    )
+    assert [report.finished.step for report in cell.gateway.reports] == [1, 3]
 
 
 def test_a_process_that_forgets_to_close_still_sends_what_it_owes(cell: Cell) -> None:
@@ -446,3 +453,30 @@ def test_importing_the_session_loads_neither_grpc_nor_numpy_nor_a_framework() ->
 def test_a_broken_environment_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="TIDEMILL_ATTEMPT='x' is not an integer"):
         session(tmp_path, env={"TIDEMILL_JOB": "j", "TIDEMILL_ATTEMPT": "x"})
+
+
+def test_an_unknown_reach_is_named_at_the_start_and_not_after_the_first_save(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match="TIDEMILL_CHECKPOINT_REACH='moon' is none of node, domain, cell, everywhere",
+    ):
+        session(tmp_path, env={"TIDEMILL_JOB": "j", "TIDEMILL_CHECKPOINT_REACH": "moon"})
+
+
+def test_a_checkpoint_on_no_file_system_is_not_condemned(cell: Cell) -> None:
+    told = {"TIDEMILL_RESUME_STEP": "7", "TIDEMILL_RESUME_URI": "s3://bucket/step-7"}
+    with cell.session(told) as s:
+        with pytest.raises(ValueError, match="load it with your framework"), s.load():
+            pass
+        s.resumed(7)
+    assert cell.gateway.kinds() == ["resumed"]
+
+
+def test_a_step_costs_less_than_two_microseconds(tmp_path: Path) -> None:
+    """The best of many batches: what the call costs, whatever else this machine does."""
+    with session(tmp_path, env={}) as s:
+        best = min(timeit.repeat(lambda: s.step(5, loss=0.5), number=2_000, repeat=30)) / 2_000
+        asked = min(timeit.repeat(lambda: s.should_save_now(5), number=2_000, repeat=30)) / 2_000
+    assert (best < 2e-6, asked < 2e-6) == (True, True), (best, asked)

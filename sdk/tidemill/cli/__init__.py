@@ -4,7 +4,16 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; the process ends with one of EXIT_CODES."""
+    import sys
+
     from tidemill.cli.app import app
 
-    app()
+    try:
+        app()
+    except Exception as error:  # noqa: BLE001  # what a command foresees never comes here
+        import traceback
+
+        traceback.print_exc()
+        print(f"error: a defect in tidemill: {error!r}\n  next: tidemill doctor", file=sys.stderr)
+        sys.exit(70)

@@ -10,7 +10,6 @@ import typer
 
 from tidemill.cli.frame import (
     NO,
-    Connection,
     Format,
     Message,
     Output,
@@ -146,11 +145,9 @@ def doctor(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     from tidemill.cli.checks import check, check_cell
     from tidemill.cli.output import screen, write_json
 
-    connection = ctx.find_object(Connection)
-    assert connection is not None, "the root callback sets it"
     findings = []
     try:
-        with connection.open() as client:
+        with connect(ctx) as client:
             findings = check_cell(client)
     except TidemillError as error:
         findings = [

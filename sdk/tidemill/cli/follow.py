@@ -27,16 +27,12 @@ REDRAW_S = 0.25
 
 def follow_list(client: Client, chosen: job_pb.JobFilter, output: Format) -> None:
     """Until Ctrl-C."""
-    try:
-        if output in {Format.TABLE, Format.WIDE} and sys.stdout.isatty():
-            _redraw(client, chosen, wide=output is Format.WIDE)
-        else:
-            for change in client.watch(chosen):
-                if change.job.job:
-                    write_change(change.job, output)
-    except KeyboardInterrupt:
-        say("\ndetached; jobs go on. Come back with: tidemill jobs -w")
-        raise
+    if output in {Format.TABLE, Format.WIDE} and sys.stdout.isatty():
+        _redraw(client, chosen, wide=output is Format.WIDE)
+        return
+    for change in client.watch(chosen):
+        if change.job.job:
+            write_change(change.job, output)
 
 
 def follow_to_end(client: Client, jobs: Sequence[str], output: Format) -> None:
@@ -46,20 +42,16 @@ def follow_to_end(client: Client, jobs: Sequence[str], output: Format) -> None:
     said: dict[str, tuple[str, str]] = {}
     state: dict[str, str] = {}
     listed = False
-    try:
-        for change in client.watch(job_pb.JobFilter(jobs=list(jobs))):
-            view = change.job
-            if view.job:
-                state[view.job] = view.state
-                if said.get(view.job) != (view.state, view.reason.code) or output is Format.JSON:
-                    said[view.job] = (view.state, view.reason.code)
-                    write_change(view, output)
-            listed = listed or change.current
-            if listed and state and all(found in ENDED_STATES for found in state.values()):
-                break
-    except KeyboardInterrupt:
-        say(f"\ndetached; the job goes on. Come back with: tidemill jobs -w {' '.join(jobs)}")
-        raise
+    for change in client.watch(job_pb.JobFilter(jobs=list(jobs))):
+        view = change.job
+        if view.job:
+            state[view.job] = view.state
+            if said.get(view.job) != (view.state, view.reason.code) or output is Format.JSON:
+                said[view.job] = (view.state, view.reason.code)
+                write_change(view, output)
+        listed = listed or change.current
+        if listed and state and all(found in ENDED_STATES for found in state.values()):
+            break
     if any(found != "succeeded" for found in state.values()):
         failed = next(job for job, found in state.items() if found != "succeeded")
         say(f"next: tidemill why {failed}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -60,6 +61,12 @@ class Connection:
     context: str
     cell: str
 
+    @property
+    def program(self) -> str:
+        """How to call `tidemill` again for the same cell; a token is never repeated."""
+        flags = (("gateway", self.gateway), ("context", self.context), ("cell", self.cell))
+        return " ".join(["tidemill", *(f"--{name} {value}" for name, value in flags if value)])
+
     def open(self) -> Client:
         """A client. Raises UsageError when there is no cell to talk to."""
         from tidemill.client import Client
@@ -67,11 +74,26 @@ class Connection:
         return Client(self.gateway, token=self.token, context=self.context, cell=self.cell)
 
 
+def connection(ctx: typer.Context) -> Connection:
+    """What the global flags say."""
+    found = ctx.find_object(Connection)
+    assert found is not None, "the root callback sets it"
+    return found
+
+
 def connect(ctx: typer.Context) -> Client:
     """The client for this command; close it, or use it as a context manager."""
-    connection = ctx.find_object(Connection)
-    assert connection is not None, "the root callback sets it"
-    return connection.open()
+    return connection(ctx).open()
+
+
+@contextmanager
+def detachable(ctx: typer.Context, command_: str) -> Iterator[None]:
+    """Ctrl-C leaves and says how to come back; it ends nothing but this command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"\ndetached; jobs go on. Come back with: {connection(ctx).program} {command_}")
+        raise
 
 
 class Command(TyperCommand):

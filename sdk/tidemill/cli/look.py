@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemill.cli.frame import Format, Output, command, complete_job, connect, each, ids, say
+from tidemill.cli.frame import (
+    Format,
+    Output,
+    command,
+    complete_job,
+    connect,
+    detachable,
+    each,
+    ids,
+    say,
+)
 from tidemill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +79,8 @@ def jobs(
         if watch:
             from tidemill.cli.follow import follow_list
 
-            follow_list(client, chosen, output)
+            with detachable(ctx, " ".join(["jobs -w", *chosen.jobs])):
+                follow_list(client, chosen, output)
             return
         write_list(client.jobs(chosen, limit=limit), views.JOBS, output)
 
@@ -148,7 +159,7 @@ def _show_why(answer: job_pb.ExplainJobResponse, last: int, output: Format) -> N
     console = screen()
     console.print(f"{view.job}  {view.spec.name} is {view.state}", style=style_of(view.state))
     if reason.code:
-        console.print(f"  why:  {reason.message or reason.code} ({reason.code})", soft_wrap=True)
+        console.print(f"  why:  {views.reason_text(reason)}", soft_wrap=True)
     if reason.blockers:
         shown = ", ".join(reason.blockers[:8]) + (", ..." if len(reason.blockers) > 8 else "")
         console.print(f"  waits for: {shown}", soft_wrap=True)
@@ -206,16 +217,12 @@ def logs(
     tail: Annotated[int, typer.Option(help="Only the last bytes; 0: all that is kept.", min=0)] = 0,
 ) -> None:
     """Print what a job writes."""
-    with connect(ctx) as client:
-        try:
-            for chunk in client.logs(
-                job, rank=rank, attempt=attempt, follow=follow, tail_bytes=tail
-            ):
-                sys.stdout.buffer.write(chunk.data)
-                sys.stdout.buffer.flush()
-        except KeyboardInterrupt:
-            say(f"\ndetached; the job goes on. Come back with: tidemill logs -f {job}")
-            raise
+    with connect(ctx) as client, detachable(ctx, f"logs -f {job}"):
+        for chunk in client.logs(
+            job, rank=rank, attempt=attempt, follow=follow, tail_bytes=tail
+        ):
+            sys.stdout.buffer.write(chunk.data)
+            sys.stdout.buffer.flush()
 
 
 def parse_at(text: str) -> tuple[int, int]:

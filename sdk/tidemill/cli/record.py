@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemill.cli.frame import EXAMPLES, NO, Command, Format, Group, Output, command, connect, say
+from tidemill.cli.frame import (
+    EXAMPLES,
+    NO,
+    Command,
+    Format,
+    Group,
+    Output,
+    command,
+    connect,
+    detachable,
+    say,
+)
 from tidemill.cli.look import At, parse_at
 
 if TYPE_CHECKING:
@@ -45,20 +56,16 @@ def tail(
     """Print the newest entries of the log, fact by fact."""
     from tidemill.cli.output import plain, write_json_line
 
-    with connect(ctx) as client:
-        try:
-            for entry in client.entries(
-                from_offset=from_offset, last=lines, follow=follow, include_void=void
-            ):
-                if output is Format.JSON:
-                    write_json_line(plain(entry))
-                elif output is Format.NAME:
-                    print(entry.offset, flush=True)
-                else:
-                    _show_entry(entry)
-        except KeyboardInterrupt:
-            say("\ndetached. Come back with: tidemill log tail -f")
-            raise
+    with connect(ctx) as client, detachable(ctx, "log tail -f"):
+        for entry in client.entries(
+            from_offset=from_offset, last=lines, follow=follow, include_void=void
+        ):
+            if output is Format.JSON:
+                write_json_line(plain(entry))
+            elif output is Format.NAME:
+                print(entry.offset, flush=True)
+            else:
+                _show_entry(entry)
 
 
 def _show_entry(answer: log_pb.ReadEntriesResponse) -> None:

@@ -16,6 +16,7 @@ from tidemill.cli.frame import (
     SubmitCommand,
     command,
     connect,
+    detachable,
     say,
 )
 from tidemill.errors import RefusedError, UsageError
@@ -108,7 +109,9 @@ def _submit_all(
         if watch:
             from tidemill.cli.follow import follow_to_end
 
-            follow_to_end(client, [answer.job for _, answer in answers], output)
+            jobs = [answer.job for _, answer in answers]
+            with detachable(ctx, f"jobs -w {' '.join(jobs)}"):
+                follow_to_end(client, jobs, output)
         elif output in {Format.TABLE, Format.WIDE}:
             say(f"next: tidemill why {answers[-1][1].job}")
 

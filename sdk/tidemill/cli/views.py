@@ -70,8 +70,15 @@ def progress(job: views_pb2.JobView) -> str:
 
 def why(job: views_pb2.JobView) -> str:
     """The reason in one line."""
-    text = job.reason.message or job.reason.code
+    text = job.reason.message or job.reason.code.replace("_", " ")
     return " ".join(text.split())
+
+
+def reason_text(reason: common_pb.Reason) -> str:
+    """For people, with the code for programs beside it."""
+    if not reason.message:
+        return reason.code.replace("_", " ")
+    return f"{reason.message} ({reason.code})"
 
 
 def job_age(job: views_pb2.JobView) -> str:
@@ -120,7 +127,7 @@ def job_lines(job: views_pb2.JobView) -> Iterator[tuple[str, str]]:
     yield "name", job.spec.name
     yield "state", f"{job.state} for {job_age(job)}"
     if job.reason.code:
-        yield "reason", f"{job.reason.message or job.reason.code} ({job.reason.code})"
+        yield "reason", reason_text(job.reason)
     yield "queue", f"{job.spec.queue}, priority {job.spec.priority}"
     yield "needs", shape(job.spec)
     yield "by", job.by

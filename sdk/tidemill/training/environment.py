@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 DEFAULT_DIRECTORY = "checkpoints"
+REACHES = ("node", "domain", "cell", "everywhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Identity:
     resume: ResumePoint = ResumePoint()
     # This attempt's own prefix; nobody else writes below it.
     checkpoint_dir: Path = Path(DEFAULT_DIRECTORY)
-    # "node", "domain", "cell" or "everywhere": what a checkpoint there can be loaded from.
+    # One of REACHES: from where a checkpoint there can be loaded.
     reach: str = "cell"
     ask_file: Path | None = None
     spool_dir: Path | None = None
@@ -70,6 +71,12 @@ def read_identity(env: Mapping[str, str], *, directory: str | Path | None = None
     rank = _integer(env, "TIDEMILL_RANK", _integer(env, "RANK", 0))
     spool = Path(env.get("TIDEMILL_SPOOL_DIR") or checkpoint_dir / ".spool")
     ask_file = env.get("TIDEMILL_ASK_FILE")
+    reach = env.get("TIDEMILL_CHECKPOINT_REACH") or "cell"
+    if reach not in REACHES:
+        known = ", ".join(REACHES)
+        raise ValueError(
+            f"environment variable TIDEMILL_CHECKPOINT_REACH={reach!r} is none of {known}"
+        )
     return Identity(
         job=env.get("TIDEMILL_JOB", ""),
         attempt=_integer(env, "TIDEMILL_ATTEMPT", 0),
@@ -87,7 +94,7 @@ def read_identity(env: Mapping[str, str], *, directory: str | Path | None = None
         if managed
         else ResumePoint(),
         checkpoint_dir=checkpoint_dir.absolute(),
-        reach=env.get("TIDEMILL_CHECKPOINT_REACH") or "cell",
+        reach=reach,
         ask_file=Path(ask_file) if managed and ask_file else None,
         spool_dir=(spool / f"rank-{rank}").absolute() if managed else None,
     )

@@ -148,11 +148,13 @@ class Session:
 
         Each rank hashes the files of its own rank, all check the sizes. What fails to verify or to load is reported,
         so that the next attempt falls back one, and raised. `wait_s` allows for file systems that show files late.
+        A checkpoint that is not on a file system raises ValueError at once: load it by `resume_point`.
         """
         point = self.resume_point()
+        path = point.path
         self.phase("load")
         try:
-            yield self._verified(point, wait_s) if point else None
+            yield self._verified(path, point, wait_s) if point else None
         except Exception as error:
             # Running out of memory says nothing about the checkpoint.
             if point and not isinstance(error, MemoryError):
@@ -264,8 +266,8 @@ class Session:
 
     # ------------------------------------------------------------ inside
 
-    def _verified(self, point: ResumePoint, wait_s: float) -> Checkpoint:
-        path, me = point.path, self.identity
+    def _verified(self, path: Path, point: ResumePoint, wait_s: float) -> Checkpoint:
+        me = self.identity
         if not path.parent.is_dir():
             raise CheckpointError(
                 f"{path} is not on this node; is the checkpoint root shared between nodes?"
