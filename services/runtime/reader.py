@@ -17,7 +17,7 @@ from statemachines.cluster import Cluster
 from statemachines.entry import Entry
 
 # Entries of up to 900 KB each are decoded a call; most are a few KB.
-RECORDS_PER_READ: Final = 256
+RECORDS_PER_READ: Final = 64
 
 
 class Folded(msgspec.Struct, frozen=True, gc=False):
