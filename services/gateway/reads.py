@@ -11,7 +11,7 @@ from services.gateway.refusal import Refusal, Status
 from services.gateway.validation import check
 from services.gateway.views import cell_view, job_line, job_view, node_view, queue_view
 from statemachines.cluster import Cluster
-from statemachines.job import Job
+from statemachines.job import ENDED, Job
 from statemachines.node import NodeState
 from statemachines.run import Run
 from tidemill.v1 import fleet_service_pb2 as fleet
@@ -21,6 +21,8 @@ from tidemill.v1 import views_pb2
 
 JOBS_PER_PAGE: Final = 500
 NODES_PER_PAGE: Final = 1_000
+# The code of the refusal that another fact of the log may lift.
+NOT_PLACED_YET: Final = "not_placed_yet"
 
 
 class Reads:
@@ -124,11 +126,7 @@ class Reads:
             else self.cluster.attempt(job.id)
         )
         if attempt is None:
-            raise Refusal(
-                Status.FAILED_PRECONDITION,
-                "no_attempt",
-                _no_attempt(job, request.attempt),
-            )
+            raise _no_attempt(job, request.attempt)
         for run in attempt.runs:
             if self.cluster.runs[run].rank == request.rank:
                 return self.cluster.runs[run]
@@ -139,10 +137,19 @@ class Reads:
         )
 
 
-def _no_attempt(job: Job, number: int) -> str:
-    if not job.attempt:
-        return f"job {job.id} has not been placed yet (it is {job.state}): `tidemill why {job.id}` says why"
-    return f"attempt {number} of job {job.id} is not kept here; it is at attempt {job.attempt}"
+def _no_attempt(job: Job, number: int) -> Refusal:
+    if job.attempt < max(number, 1) and job.state not in ENDED:
+        return Refusal(
+            Status.FAILED_PRECONDITION,
+            NOT_PLACED_YET,
+            f"job {job.id} is {job.state}, at attempt {job.attempt}: `tidemill why {job.id}` says what it waits for",
+            retry_after_ms=1_000,
+        )
+    return Refusal(
+        Status.FAILED_PRECONDITION,
+        "no_attempt",
+        f"no such attempt of job {job.id} is kept here; it is {job.state}, at attempt {job.attempt}",
+    )
 
 
 def _page_number(token: str) -> int:

@@ -16,7 +16,9 @@ from services.gateway.driver import Driver
 from services.gateway.explain import explain
 from services.gateway.gate import Context, caller
 from services.gateway.lookback import Lookback
+from services.gateway.reads import NOT_PLACED_YET
 from services.gateway.refusal import Refusal
+from statemachines.run import RunState
 from tidemill.v1 import common_pb2, job_service_pb2_grpc
 from tidemill.v1 import job_service_pb2 as jobs
 
@@ -176,7 +178,9 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     async def ReadLogs(
         self, request: jobs.ReadLogsRequest, _context: Context
     ) -> AsyncIterator[jobs.ReadLogsResponse]:
-        reader = self._core.read_output(caller(), request)
+        who = caller()
+        await self._until_started(who, request)
+        reader = self._core.read_output(who, request)
         self._driver.perform()
         try:
             async with aclosing(self._driver.drain(reader)) as messages:
@@ -185,6 +189,18 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         finally:
             self._core.sessions.stop_reading(reader)
             self._driver.perform()
+
+    async def _until_started(self, who: Caller, request: jobs.ReadLogsRequest) -> None:
+        """Who follows a run that has not started yet waits for it; raises Refusal for what will never be."""
+        while request.follow:
+            folded = self._driver.folded
+            try:
+                if self._core.reads.run_of(who, request).state is not RunState.PLACED:
+                    return
+            except Refusal as refusal:
+                if refusal.code != NOT_PLACED_YET:
+                    raise
+            await folded.wait()
 
 
 async def change(driver: Driver, request: ChangeRequest, context: Context) -> Message:

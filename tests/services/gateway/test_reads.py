@@ -216,7 +216,7 @@ def test_output_is_for_the_owner_and_for_viewers(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"), [({"rank": 3}, "no_rank"), ({"attempt": 9}, "no_attempt")]
+    ("fields", "code"), [({"rank": 3}, "no_rank"), ({"attempt": 9}, "not_placed_yet")]
 )
 def test_a_rank_or_attempt_that_is_not_there_is_said_to_be_so(
     world: World, fields: dict[str, int], code: str
@@ -229,7 +229,16 @@ def test_a_rank_or_attempt_that_is_not_there_is_said_to_be_so(
     assert caught.value.code == code
 
 
-def test_output_of_a_job_that_was_never_placed_says_why_there_is_none(world: World) -> None:
+def test_output_of_a_job_that_was_not_placed_yet_says_where_to_ask_why(world: World) -> None:
     job = world.admitted()
-    with pytest.raises(Refusal, match="not been placed yet"):
+    with pytest.raises(Refusal, match=f"tidemill why {job}"):
         world.gateway.reads.run_of(ALICE, jobs.ReadLogsRequest(job=job))
+
+
+def test_output_of_a_job_that_ended_without_running_will_never_be(world: World) -> None:
+    job = world.admitted()
+    world.change(jobs.CancelJobRequest(job=job))
+    world.settle()
+    with pytest.raises(Refusal) as caught:
+        world.gateway.reads.run_of(ALICE, jobs.ReadLogsRequest(job=job))
+    assert caught.value.code == "no_attempt"

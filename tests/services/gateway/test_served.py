@@ -238,6 +238,27 @@ async def test_a_run_is_ordered_started_read_and_ended(served: Served) -> None:
     assert (list(removed.removed), shown.state) == ([order.run], "succeeded")
 
 
+async def test_who_follows_a_job_before_it_runs_is_there_from_its_first_line(
+    served: Served,
+) -> None:
+    job = await admitted(served)
+    reading = served.jobs.ReadLogs(jobs.ReadLogsRequest(job=job, follow=True), **ALICE)
+    agent = Agent(served)
+    first = await agent.attach()
+    order = first.changed[0] if first.changed else await agent.order()
+    began = reports_pb2.RunBegan(run=order.run)
+    await agent.say(
+        report=reports_pb2.Report(node="n1", incarnation=1, sequence=1, run_began=began)
+    )
+    asked = (await agent.hear("log_read")).log_read
+    await agent.say(log_chunk=wire.LogChunk(call=asked.call, data=b"first\n"))
+    line = await read(reading)
+    reading.cancel()
+    cancelled = (await agent.hear("log_read")).log_read
+    agent.stream.cancel()
+    assert (asked.follow, line.data, cancelled.cancel) == (True, b"first\n", True)
+
+
 async def test_a_beat_is_acknowledged(served: Served) -> None:
     agent = Agent(served)
     await agent.attach()
