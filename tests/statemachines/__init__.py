@@ -1,0 +1,1 @@
+"""Tests of the fold: lifecycles, cluster, invariants, histories, golden logs."""

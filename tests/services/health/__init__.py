@@ -1,0 +1,1 @@
+"""Tests of the health processor: the detector on virtual time, and the loop and process around it."""
