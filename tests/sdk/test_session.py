@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.gateway import TOKEN, FakeGateway, Fault
 from tidemill.training import CheckpointError, Session, session
 from tidemill.training.core import Limits
+from tidemill.training.environment import read_identity
 from tidemill.v1 import common_pb2 as common_pb
 from tidemill.v1 import training_service_pb2 as training_pb
 
@@ -480,3 +481,27 @@ def test_a_step_costs_less_than_two_microseconds(tmp_path: Path) -> None:
         best = min(timeit.repeat(lambda: s.step(5, loss=0.5), number=2_000, repeat=30)) / 2_000
         asked = min(timeit.repeat(lambda: s.should_save_now(5), number=2_000, repeat=30)) / 2_000
     assert (best < 2e-6, asked < 2e-6) == (True, True), (best, asked)
+
+
+@pytest.mark.parametrize(
+    ("env", "said", "expected"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4", "TIDEMILL_RANK": "3"}, {}, (3, 4)),
+        # torchrun inside a member: its workers have ranks of their own.
+        ({"RANK": "5", "WORLD_SIZE": "8", "TIDEMILL_RANK": "0"}, {}, (5, 8)),
+        ({"TIDEMILL_RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {"rank": 2, "world_size": 3}, (2, 3)),
+        ({}, {}, (0, 1)),
+    ],
+    ids=["agent", "torchrun", "no launcher", "said", "alone"],
+)
+def test_the_nearest_word_on_the_rank_counts(
+    env: dict[str, str], said: dict[str, int], expected: tuple[int, int]
+) -> None:
+    me = read_identity(env, **said)  # type: ignore[arg-type]
+    assert (me.rank, me.world_size) == expected
+
+
+def test_a_rank_outside_the_world_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rank 2 is not below the world size 2"):
+        session(tmp_path, rank=2, world_size=2, env={})

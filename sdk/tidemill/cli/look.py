@@ -218,9 +218,7 @@ def logs(
 ) -> None:
     """Print what a job writes."""
     with connect(ctx) as client, detachable(ctx, f"logs -f {job}"):
-        for chunk in client.logs(
-            job, rank=rank, attempt=attempt, follow=follow, tail_bytes=tail
-        ):
+        for chunk in client.logs(job, rank=rank, attempt=attempt, follow=follow, tail_bytes=tail):
             sys.stdout.buffer.write(chunk.data)
             sys.stdout.buffer.flush()
 

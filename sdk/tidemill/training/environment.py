@@ -62,13 +62,28 @@ class Identity:
         return bool(self.job and self.attempt)
 
 
-def read_identity(env: Mapping[str, str], *, directory: str | Path | None = None) -> Identity:
-    """Who we are. `directory` counts only outside Tidemill: inside, each attempt has its own prefix."""
+def read_identity(
+    env: Mapping[str, str],
+    *,
+    directory: str | Path | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> Identity:
+    """Who we are. `directory` counts only outside Tidemill: inside, each attempt has its own prefix.
+
+    A launcher inside the job (torchrun) gives its workers ranks of their own: RANK is nearer than TIDEMILL_RANK, and what
+    the program itself says is nearest. Raises ValueError naming the variable that is wrong.
+    """
     managed = bool(env.get("TIDEMILL_JOB"))
     checkpoint_dir = Path(directory or DEFAULT_DIRECTORY)
     if managed:
         checkpoint_dir = Path(env.get("TIDEMILL_CHECKPOINT_DIR") or checkpoint_dir)
-    rank = _integer(env, "TIDEMILL_RANK", _integer(env, "RANK", 0))
+    if rank is None:
+        rank = _integer(env, "RANK", _integer(env, "TIDEMILL_RANK", 0))
+    if world_size is None:
+        world_size = _integer(env, "WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not below the world size {world_size} (RANK, WORLD_SIZE)")
     spool = Path(env.get("TIDEMILL_SPOOL_DIR") or checkpoint_dir / ".spool")
     ask_file = env.get("TIDEMILL_ASK_FILE")
     reach = env.get("TIDEMILL_CHECKPOINT_REACH") or "cell"
@@ -82,7 +97,7 @@ def read_identity(env: Mapping[str, str], *, directory: str | Path | None = None
         attempt=_integer(env, "TIDEMILL_ATTEMPT", 0),
         run=env.get("TIDEMILL_RUN", ""),
         rank=rank,
-        world_size=max(1, _integer(env, "WORLD_SIZE", 1)),
+        world_size=world_size,
         node=env.get("TIDEMILL_NODE", ""),
         gateway=env.get("TIDEMILL_GATEWAY", "") if managed else "",
         token=env.get("TIDEMILL_TOKEN", "") if managed else "",

@@ -34,13 +34,21 @@ _log = logging.getLogger("tidemill.training")
 def session(
     directory: str | Path | None = None,
     *,
+    rank: int | None = None,
+    world_size: int | None = None,
     env: Mapping[str, str] | None = None,
     connect: Callable[[Identity], Gateway] = GrpcGateway,
     limits: Limits | None = None,
     drain_s: float = 30.0,
 ) -> Session:
-    """The session of this process. `directory` is where checkpoints go outside Tidemill ("checkpoints")."""
-    identity = read_identity(os.environ if env is None else env, directory=directory)
+    """The session of this process. `directory` is where checkpoints go outside Tidemill ("checkpoints").
+
+    Say `rank` and `world_size` where a launcher inside the job does not set RANK and WORLD_SIZE. Raises ValueError
+    naming what is wrong in the environment.
+    """
+    identity = read_identity(
+        os.environ if env is None else env, directory=directory, rank=rank, world_size=world_size
+    )
     return Session(identity, connect=connect, limits=limits or Limits(), drain_s=drain_s)
 
 
