@@ -258,7 +258,7 @@ class AgentCore:
                     silent = tuple((index, "no answer to a probe in time") for index in held)
                     self._probed(entry, silent, now)
             case Phase.ENDED:
-                if entry.run not in self.orders and not self.outbox.waits(entry.end_report):
+                if self._confirmed and entry.run not in self.orders:
                     self._drop(entry)
             case Phase.STARTING:
                 pass  # The executor answers with Started or Ended.
@@ -384,7 +384,9 @@ class AgentCore:
         self._put(replace(entry, phase=Phase.ENDED, ending=None, end_report=sequence))
 
     def _drop(self, entry: Entry) -> None:
-        """Its end is acknowledged and no order names it: the log can never again ask for it."""
+        """Once its end is acknowledged: no set of this connection names it, so the log can never again ask for it."""
+        if self.outbox.waits(entry.end_report):
+            return
         del self.table[entry.run]
         for about in (self._needs, self._due, self._asked):
             about.pop(entry.run, None)

@@ -392,6 +392,19 @@ def test_a_refused_incarnation_kills_its_runs_reports_them_and_attaches_as_the_n
     assert (end.incarnation, node.evidence(R)) == (1, Evidence.KILLED_AND_REAPED)
 
 
+def test_an_ended_run_of_the_old_incarnation_is_not_ended_twice(node: Node) -> None:
+    node.say(node.desire(order(R, fence_after_ms=0)))
+    node.say(m.Refused("lost", "", 2))
+    node.say(m.Disconnected())
+    node.attach()
+    for report in node.reports():
+        node.say(m.ReportAcked(report.sequence))
+    node.say(node.desire(stop(R, started=True), offset=2))
+    assert len(node.sent(m.Kill)) == 1
+    node.say(node.desire(offset=3))
+    assert node.core.table == {}
+
+
 def test_the_next_incarnation_is_on_disk_before_it_attaches(node: Node) -> None:
     node.disk_full = True
     node.say(m.Refused("lost", "", 7))

@@ -125,7 +125,7 @@ async def test_a_run_outlives_kill_9_of_its_agent_and_the_next_one_tells_its_end
     await gateway.until(lambda: gateway.reports("run_finished"))
     [end] = gateway.reports("run_finished")
     assert (end.exit_code, end.evidence) == (21, common_pb2.EVIDENCE_EXIT_STATUS)
-    assert mine.read_text().split() == [str(pid)]  # noqa: ASYNC240
+    assert mine.read_text().split() == [str(pid)]
 
 
 async def test_an_end_while_the_agent_was_dead_is_told_by_the_next(
