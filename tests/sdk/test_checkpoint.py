@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,18 @@ def test_shards_of_an_earlier_try_are_never_mixed_in(tmp_path: Path) -> None:
     (stale.begin() / "w").write_bytes(b"stale")
     stale.finish()
     again = Staging(member(tmp_path, 0, 2), 1, tries=2)
+    (again.begin() / "w").write_bytes(b"new")
+    again.finish()
+    with pytest.raises(CheckpointError, match="no shard of rank 1"):
+        again.commit(data_state=False, timeout_s=0)
+
+
+def test_shards_of_a_process_before_a_restart_are_never_mixed_in(tmp_path: Path) -> None:
+    stale = Staging(member(tmp_path, 1, 2), 1, tries=1)
+    (stale.begin() / "w").write_bytes(b"stale")
+    stale.finish()
+    restarted = replace(member(tmp_path, 0, 2), restart=1)
+    again = Staging(restarted, 1, tries=1)
     (again.begin() / "w").write_bytes(b"new")
     again.finish()
     with pytest.raises(CheckpointError, match="no shard of rank 1"):
@@ -223,7 +236,7 @@ def test_of_a_plain_directory_the_newest_that_verifies_is_taken(tmp_path: Path) 
     write(tmp_path, 10)
     third = write(tmp_path, 11)
     (third.path / "rank-00000/weights").write_bytes(b"torn")
-    (tmp_path / "step-000000000012.partial-1").mkdir()
+    (tmp_path / "step-000000000012.partial-0-1").mkdir()
     (tmp_path / "step-000000000013").mkdir()
     found = checkpoint.newest(tmp_path)
     assert found is not None
@@ -237,8 +250,8 @@ def test_what_unfinished_saves_left_is_swept_below_a_step_only(tmp_path: Path) -
     checkpoint.sweep(tmp_path, below=5)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-000000000005",
-        "step-000000000005.partial-2",
-        "step-000000000007.partial-2",
+        "step-000000000005.partial-0-2",
+        "step-000000000007.partial-0-2",
     ]
 
 

@@ -83,7 +83,9 @@ class Staging:
     def __init__(self, identity: Identity, step: int, *, tries: int, shared: bool = False) -> None:
         self._me, self.step = identity, step
         self.target = step_directory(identity.checkpoint_dir, step)
-        self.directory = self.target.with_name(f"{self.target.name}{PARTIAL}{tries}")
+        # Shards of an earlier try or an earlier process must never be taken for this one's.
+        staged = f"{self.target.name}{PARTIAL}{identity.restart}-{tries}"
+        self.directory = self.target.with_name(staged)
         self._shared = shared
         self._mine = self.directory / (SHARED if shared else rank_name(identity.rank))
 

@@ -55,6 +55,8 @@ class Identity:
     reach: str = "cell"
     ask_file: Path | None = None
     spool_dir: Path | None = None
+    # How often a launcher inside the job has started this rank again within the attempt.
+    restart: int = 0
 
     @property
     def managed(self) -> bool:
@@ -111,6 +113,7 @@ def read_identity(
         checkpoint_dir=checkpoint_dir.absolute(),
         reach=reach,
         ask_file=Path(ask_file) if managed and ask_file else None,
+        restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
         spool_dir=(spool / f"rank-{rank}").absolute() if managed else None,
     )
 
