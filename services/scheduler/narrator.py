@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import msgspec
 import structlog
 
 from statemachines import facts
 from statemachines.entry import Entry, Recorded
-from statemachines.values import Outcome
+from statemachines.values import Outcome, Reason
 
 LINES_PER_SECOND: Final = 50
 ALARMS_PER_SECOND: Final = 200
@@ -81,17 +80,14 @@ class Narrator:
     def _line(self, recorded: Recorded, entry: Entry, say: Callable[..., None]) -> None:
         fields: dict[str, Any] = {}
         for name in recorded.fact.__struct_fields__:
-            if name in _SHOWN:
-                value = getattr(recorded.fact, name)
-                plain = not isinstance(value, msgspec.Struct)
+            value = getattr(recorded.fact, name) if name in _SHOWN else None
+            if isinstance(value, Reason):
+                fields["reason"], fields["message"] = value.code, value.message
+            elif value is not None:
                 # An input's own offset is not the entry's.
-                shown = f"input_{name}" if name == "offset" else name
-                fields[shown] = value if plain else msgspec.to_builtins(value)
-        say(
-            EVENTS[type(recorded.fact)],
-            **{"term": entry.term, "offset": entry.offset, **fields},
-            by=recorded.by,
-        )
+                fields[f"input_{name}" if name == "offset" else name] = value
+        where = {"term": entry.term, "offset": entry.offset}
+        say(EVENTS[type(recorded.fact)], **{**where, **fields}, by=recorded.by)
 
 
 def alarming(fact: facts.Fact) -> bool:

@@ -21,6 +21,7 @@ from services.runtime.ports import (
     Inputs,
     Leadership,
     PortError,
+    SnapshotRecord,
     Snapshots,
 )
 from services.runtime.reader import Folded, LogReader
@@ -36,10 +37,16 @@ from statemachines.policy import DEFAULT_POLICY, Policy
 # While an entry of ours is unconfirmed, nothing else is waited for longer than this.
 _CONFIRM_WITHIN_S: Final = 0.05
 _PARTITIONS_EVERY_MS: Final = 10_000
+# A snapshot waits for a quiet moment until it is this many times due.
+_OVERDUE: Final = 2
 
 
 def _nothing(_cluster: Cluster) -> tuple[Recorded, ...]:
     return ()
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -60,8 +67,10 @@ class Rules(msgspec.Struct, frozen=True):
     policy: Policy = DEFAULT_POLICY
     inputs_per_step: int = 2_000
     in_flight_max: int = 4
-    snapshot_entries: int = 20_000
+    snapshot_entries: int = 100_000
     snapshot_bytes: int = 64 << 20
+    # Runs the saving of a snapshot; a service gives a thread, so that storage does not hold up decisions.
+    background: Callable[[Callable[[], None]], object] = _at_once
     said: Callable[[Cluster], tuple[Recorded, ...]] = _nothing
 
 
@@ -198,8 +207,10 @@ class Leading:
         self._unsent: deque[Sealed] = deque()
         self._partitions: list[tuple[str, int]] = []
         self._counted_at_ms = -_PARTITIONS_EVERY_MS
-        self._since_snapshot = 0
-        self._bytes_since_snapshot = 0
+        self._entries_since = 0
+        self._bytes_since = 0
+        self._saving = False
+        self._quiet = True
 
     def now_ms(self) -> int:
         """The time that entries carry: steps of the wall clock during a term do not reach it."""
@@ -215,13 +226,15 @@ class Leading:
         if not self._ports.leadership.holds():
             raise LeadershipLostError("the lease or lock is gone: another may lead by now")
         self._read_back(0)
+        wants_snapshot = self._wants_snapshot()
         if self._unsent:
             self._send()
-        elif self._core.in_flight >= self._rules.in_flight_max:
+        elif self._core.in_flight >= (1 if wants_snapshot else self._rules.in_flight_max):
             self._read_back(timeout_s)
+        elif wants_snapshot:
+            self._snapshot()
         else:
             self._decide(timeout_s)
-            self._snapshot_now_and_then()
         return self
 
     def hand_over(self) -> None:
@@ -255,8 +268,8 @@ class Leading:
                 self._watch.confirmed(entry)
                 if entry and self._unsent and self._unsent[0].entry.digest == entry.digest:
                     self._unsent.popleft()  # Its append failed, and yet it is there.
-                self._since_snapshot += 1
-                self._bytes_since_snapshot += len(record.value)
+                self._entries_since += 1
+                self._bytes_since += len(record.value)
             if not records:
                 return
             timeout_s = 0
@@ -265,6 +278,7 @@ class Leading:
 
     def _decide(self, timeout_s: float) -> None:
         inputs = self._take(timeout_s)
+        self._quiet = not inputs
         self._watch.begins()
         step = self._core.step(inputs, self.now_ms())
         if step is None:
@@ -273,12 +287,17 @@ class Leading:
         self._unsent.extend(step.sealed)
         self._send()
 
-    def _take(self, timeout_s: float) -> Sequence[InputRecord]:
-        """What has come in; waits no longer than until something is due, and little while an entry is unconfirmed."""
+    def due_in_ms(self) -> int | None:
+        """When a turn without inputs has something to do; None: only when something comes in."""
         now_ms = self.now_ms()
         due_ms = self._core.next_due_ms(now_ms)
-        if due_ms is not None:
-            timeout_s = min(timeout_s, max(0, due_ms - now_ms) / 1000)
+        return None if due_ms is None else max(0, due_ms - now_ms)
+
+    def _take(self, timeout_s: float) -> Sequence[InputRecord]:
+        """What has come in; waits no longer than until something is due, and little while an entry is unconfirmed."""
+        due_in_ms = self.due_in_ms()
+        if due_in_ms is not None:
+            timeout_s = min(timeout_s, due_in_ms / 1000)
         if self._core.in_flight:
             timeout_s = min(timeout_s, _CONFIRM_WITHIN_S)
         return self._ports.inputs.read(
@@ -299,22 +318,28 @@ class Leading:
 
     # --- snapshots
 
-    def _snapshot_now_and_then(self) -> None:
-        due = (
-            self._since_snapshot >= self._rules.snapshot_entries
-            or self._bytes_since_snapshot >= self._rules.snapshot_bytes
+    def _wants_snapshot(self) -> bool:
+        """Due, and nothing is going on; or long overdue. Taken only of a state that is in the log as a whole."""
+        due = max(
+            self._entries_since / self._rules.snapshot_entries,
+            self._bytes_since / self._rules.snapshot_bytes,
         )
-        # Only of a state that is in the log as a whole.
-        if due and self._core.in_flight == 0:
-            self._snapshot()
+        return not self._saving and (due >= _OVERDUE or (due >= 1 and self._quiet))
 
     def _snapshot(self) -> None:
+        self._entries_since = self._bytes_since = 0
+        record = take_snapshot(self.cluster)
+        self._saving = True
+        self._rules.background(lambda: self._save(record))
+
+    def _save(self, record: SnapshotRecord) -> None:
         """A cache: when it cannot be saved, the next one will do."""
-        self._since_snapshot = self._bytes_since_snapshot = 0
         try:
-            self._ports.snapshots.save(take_snapshot(self.cluster))
+            self._ports.snapshots.save(record)
         except PortError as error:
             self._watch.weather("save_snapshot", error)
+        finally:
+            self._saving = False
 
 
 def _read_to_end(reader: LogReader, watch: Watch) -> list[Folded]:

@@ -6,7 +6,10 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
+
+import msgspec
 
 from services.runtime import settings as runtime_settings
 from services.runtime.exits import ExitCode, exit_code_of
@@ -66,8 +69,11 @@ def run(
             leadership=cell.leadership(rules.leader),
             clock=cell.clock,
         )
+        saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+        rules = msgspec.structs.replace(rules, background=saver.submit)
         for port in (ports.leadership, ports.snapshots, ports.inputs, ports.log):
             closing.callback(port.close)
+        closing.callback(saver.shutdown)  # First: what is being saved is saved whole.
         try:
             scheduler = Scheduler(settings.cell, ports, rules, observer)
             observer.attach(scheduler)

@@ -30,7 +30,7 @@ class SchedulerSettings(CellSettings, frozen=True, kw_only=True):
     ] = 4
     snapshot_entries: Annotated[
         int, Meta(ge=1, description="Entries after which a snapshot is taken")
-    ] = 20_000
+    ] = 100_000
     snapshot_log_mib: Annotated[
         int, Meta(ge=1, description="MiB of log after which a snapshot is taken")
     ] = 64

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -86,10 +88,36 @@ def test_snapshots_are_taken_after_so_many_entries() -> None:
     for number in range(7):
         stage.submit(f"j{number}", spec())
         settle(leader, stage)
-    assert len(stage.cell.snapshots) == 2
+        leader.turn(0)  # A quiet moment.
+        leader.turn(0)
+    assert sorted(stage.cell.snapshots) == [3, 6]
     recovered = stage.scheduler("two", Ballot(2)).recovered
-    assert recovered.snapshot_offset > 0
+    assert (recovered.snapshot_offset, recovered.records) == (6, 1)
     assert same(recovered.cluster, stage.read())
+
+
+def test_a_leader_that_is_never_quiet_takes_its_snapshot_when_it_is_overdue() -> None:
+    stage = Stage()
+    leader = stage.leader("one", 1, snapshot_entries=3)
+    for number in range(9):
+        stage.submit(f"j{number}", spec())
+        leader.turn(0)
+    assert list(stage.cell.snapshots) == [6]
+
+
+def test_while_a_snapshot_is_being_saved_no_other_is_taken() -> None:
+    stage = Stage()
+    queued: list[Callable[[], None]] = []
+    leader = stage.leader("one", 1, snapshot_entries=1, background=queued.append)
+    for number in range(5):
+        stage.submit(f"j{number}", spec())
+        settle(leader, stage)
+        leader.turn(0)
+        leader.turn(0)
+    assert len(queued) == 1
+    queued.pop()()
+    leader.turn(0)
+    assert (len(queued), len(stage.cell.snapshots)) == (1, 1)
 
 
 def test_a_snapshot_that_cannot_be_saved_is_weather() -> None:
@@ -102,6 +130,7 @@ def test_a_snapshot_that_cannot_be_saved_is_weather() -> None:
     leader = stage.leader("one", 1, notes=notes, snapshot_entries=1, snapshots=Full(stage.cell))
     stage.submit("a", spec())
     settle(leader, stage)
+    leader.turn(0)
     leader.turn(0)
     assert notes.weathered[0] == "save_snapshot: no space left"
     assert leader.leads

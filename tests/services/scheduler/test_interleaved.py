@@ -73,8 +73,10 @@ def test_any_interleaving_of_leaders_gives_one_history(seed: int) -> None:
         if chance.random() < 0.8:  # Else two are elected for one term.
             term = next(terms)
         name = f"s{next(names)}"
-        rules = {"snapshot_entries": 3, "in_flight_max": chance.choice((1, 4))}
-        return stage.scheduler(name, Ballot(term), log=log, **rules)
+        in_flight = chance.choice((1, 4))
+        return stage.scheduler(
+            name, Ballot(term), log=log, snapshot_entries=3, in_flight_max=in_flight
+        )
 
     def turn(at: int) -> None:
         try:

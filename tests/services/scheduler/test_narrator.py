@@ -26,7 +26,7 @@ def test_a_fact_is_a_line_with_its_ids_term_and_offset() -> None:
     assert lines == [
         {
             "event": "job_held", "log_level": "info", "term": 3, "offset": 7, "job": "a", "by": "user:alice",
-            "reason": ["held_by_user", "why", [], 0],
+            "reason": "held_by_user", "message": "why",
         },
         {
             "event": "input_parked", "log_level": "warning", "term": 3, "offset": 7, "topic": "requests",
