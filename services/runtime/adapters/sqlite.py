@@ -248,7 +248,8 @@ class SqliteBlobs:
 
     def put(self, blobs: Sequence[bytes]) -> Sequence[str]:
         digests = [hashlib.sha256(blob).digest() for blob in blobs]
-        new = {d: blob for d, blob in zip(digests, blobs, strict=True) if self._get(d) is None}
+        known = self._reader.look(partial(_known_blobs, digests=digests))
+        new = {d: blob for d, blob in zip(digests, blobs, strict=True) if d not in known}
         if new:
             self._store.write(
                 lambda connection: connection.executemany(
@@ -282,6 +283,11 @@ class SqliteBlobs:
                 f"{self._store.path}: blob {digest.hex()} is damaged. Restore a backup of the file."
             )
         return data
+
+
+def _known_blobs(connection: sqlite3.Connection, digests: Sequence[bytes]) -> set[bytes]:
+    sql = "SELECT 1 FROM blobs WHERE digest = ?"
+    return {digest for digest in digests if connection.execute(sql, (digest,)).fetchone()}
 
 
 def _check_position(
