@@ -16,7 +16,6 @@ from statemachines.facts import Fact
 from statemachines.watcher import Watcher
 from tidemill import Client
 
-
 F = TypeVar("F")
 
 
