@@ -142,7 +142,8 @@ class JobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Newest first. Lists and watches show a job's newest attempt alone, with its runs when they are 16 or fewer.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -162,7 +163,8 @@ class JobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadLogs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """To follow a job that has not started waits for it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -45,11 +45,13 @@ class JobServiceStub:
     RequeueJob: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.RequeueJobRequest, _job_service_pb2.RequeueJobResponse]
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.GetJobRequest, _job_service_pb2.GetJobResponse]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.ListJobsRequest, _job_service_pb2.ListJobsResponse]
+    """Newest first. Lists and watches show a job's newest attempt alone, with its runs when they are 16 or fewer."""
     WatchJobs: _grpc.UnaryStreamMultiCallable[_job_service_pb2.WatchJobsRequest, _job_service_pb2.WatchJobsResponse]
     """The current view of each matching job, then every change."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_job_service_pb2.ExplainJobRequest, _job_service_pb2.ExplainJobResponse]
     """Why a job is in its state, now or at an earlier time or offset."""
     ReadLogs: _grpc.UnaryStreamMultiCallable[_job_service_pb2.ReadLogsRequest, _job_service_pb2.ReadLogsResponse]
+    """To follow a job that has not started waits for it."""
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -68,11 +70,13 @@ class JobServiceAsyncStub(JobServiceStub):
     RequeueJob: _aio.UnaryUnaryMultiCallable[_job_service_pb2.RequeueJobRequest, _job_service_pb2.RequeueJobResponse]  # type: ignore[assignment]
     GetJob: _aio.UnaryUnaryMultiCallable[_job_service_pb2.GetJobRequest, _job_service_pb2.GetJobResponse]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_job_service_pb2.ListJobsRequest, _job_service_pb2.ListJobsResponse]  # type: ignore[assignment]
+    """Newest first. Lists and watches show a job's newest attempt alone, with its runs when they are 16 or fewer."""
     WatchJobs: _aio.UnaryStreamMultiCallable[_job_service_pb2.WatchJobsRequest, _job_service_pb2.WatchJobsResponse]  # type: ignore[assignment]
     """The current view of each matching job, then every change."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_job_service_pb2.ExplainJobRequest, _job_service_pb2.ExplainJobResponse]  # type: ignore[assignment]
     """Why a job is in its state, now or at an earlier time or offset."""
     ReadLogs: _aio.UnaryStreamMultiCallable[_job_service_pb2.ReadLogsRequest, _job_service_pb2.ReadLogsResponse]  # type: ignore[assignment]
+    """To follow a job that has not started waits for it."""
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Jobs: submit, change, look, follow."""
@@ -135,7 +139,8 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _job_service_pb2.ListJobsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_job_service_pb2.ListJobsResponse, _abc.Awaitable[_job_service_pb2.ListJobsResponse]]: ...
+    ) -> _typing.Union[_job_service_pb2.ListJobsResponse, _abc.Awaitable[_job_service_pb2.ListJobsResponse]]:
+        """Newest first. Lists and watches show a job's newest attempt alone, with its runs when they are 16 or fewer."""
 
     @_abc_1.abstractmethod
     def WatchJobs(
@@ -158,6 +163,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _job_service_pb2.ReadLogsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_job_service_pb2.ReadLogsResponse], _abc.AsyncIterator[_job_service_pb2.ReadLogsResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_job_service_pb2.ReadLogsResponse], _abc.AsyncIterator[_job_service_pb2.ReadLogsResponse]]:
+        """To follow a job that has not started waits for it."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

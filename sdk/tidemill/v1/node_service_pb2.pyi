@@ -402,7 +402,9 @@ class RunOrder(_message.Message):
     @_builtins.property
     def resume(self) -> _common_pb2.ResumePoint: ...
     @_builtins.property
-    def gang_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def gang_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the members' nodes, by rank."""
+
     def __init__(
         self,
         *,

@@ -222,7 +222,7 @@ class JobView(_message.Message):
     offset: _builtins.int
     """Of the log entry that this view was made from."""
     reason_since_ms: _builtins.int
-    """The reason's age."""
+    """Since when the reason holds."""
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec: ...
     @_builtins.property
