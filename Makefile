@@ -30,6 +30,14 @@ $(READY): pyproject.toml sdk/pyproject.toml requirements/dev.txt requirements/uv
 demo: $(READY) ## The main job on a cell of this machine: a node and the leader die, the weights come out the same
 	@$(BIN)/python -m services.demo
 
+.PHONY: stack
+stack: $(READY) ## Start 3 real Kafka brokers and 3 etcd members on loopback; ARGS="--brokers 1"
+	@$(BIN)/python -m compose.local.stack up $(ARGS)
+
+.PHONY: stack-down
+stack-down: $(READY) ## End them; ARGS=--wipe deletes their data
+	@$(BIN)/python -m compose.local.stack down $(ARGS)
+
 .PHONY: bench
 bench: $(READY) ## Every benchmark; ARGS="fold --scale small" runs one. Results go to out/bench/
 	@mkdir -p out/bench
