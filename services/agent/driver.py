@@ -23,13 +23,14 @@ from msgspec.structs import replace
 
 from services.agent import messages as m
 from services.agent import wire
-from services.agent.core import NEVER, AgentCore
+from services.agent.core import AgentCore
 from services.agent.environment import Surroundings, checkpoint_directory, environments
 from services.agent.fencing import Now
 from services.agent.inventory import probe
 from services.agent.link import GatewayError, LaunchGoneError, Link
 from services.agent.orders import Order
 from services.agent.output import Readers
+from services.agent.runs import NEVER
 from services.agent.store import StateStore
 from services.agent.stream import FIRST_WAIT_S, LONGEST_WAIT_S, Stream, jittered
 from services.agent.table import LIVE, Ending

@@ -133,9 +133,11 @@ class Tick(Message):
     """Time passed; see AgentCore.due_ms."""
 
 
+CellEvent = Connected | Disconnected | Welcomed | Refused | Desired
+RunEvent = Adopted | Started | Ended | Reaped | Probed
 Event = (
-    Connected | Disconnected | Welcomed | Refused | Desired | BeatAcked | ReportAcked | Persisted | PersistFailed
-    | LaunchReady | LaunchMissing | Adopted | Started | Ended | Reaped | Probed | Observed | Quit | Tick
+    CellEvent | RunEvent | BeatAcked | ReportAcked | Persisted | PersistFailed | LaunchReady
+    | LaunchMissing | Observed | Quit | Tick
 )  # fmt: skip
 
 
@@ -205,6 +207,8 @@ class Forget(Message):
 
 
 class SendAttach(Message):
+    """The first message of a stream. `at` is the desired set that is on disk."""
+
     incarnation: int
     inventory: Inventory
     live_runs: tuple[RunId, ...]
@@ -231,6 +235,8 @@ class SendAck(Message):
 
 
 class SendProbeFailed(Message):
+    """A device must not be granted again. Telemetry: lost when no stream is open."""
+
     incarnation: int
     at_ms: int
     device: int
