@@ -18,8 +18,8 @@ from services.gateway.auth import Caller
 from services.gateway.beats import Beats
 from services.gateway.changes import ChangeRequest, change_of
 from services.gateway.effects import Effects, Now
-from services.gateway.logs import LogReader
 from services.gateway.names import Selection
+from services.gateway.output import OutputReader
 from services.gateway.pending import Requests, Waiter, Wish
 from services.gateway.progress import ProgressTable
 from services.gateway.reads import Reads
@@ -157,10 +157,10 @@ class GatewayCore:
         self.watchers.add(watcher)
         return watcher
 
-    def read_output(self, caller: Caller, request: jobs.ReadLogsRequest) -> LogReader:
+    def read_output(self, caller: Caller, request: jobs.ReadLogsRequest) -> OutputReader:
         """What a run printed, from its agent; give it back with `sessions.stop_reading`. Raises Refusal."""
         run = self.reads.run_of(caller, request)
-        reader = LogReader(self.effects, call=self._new_id(), run=run.id, node=run.node)
+        reader = OutputReader(self.effects, call=self._new_id(), run=run.id, node=run.node)
         self.sessions.read_log(reader, follow=request.follow, tail_bytes=request.tail_bytes)
         return reader
 

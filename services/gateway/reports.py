@@ -18,7 +18,7 @@ from statemachines.values import NodeId
 
 BEHIND_MAX: Final = 10_000
 # A report of the gateway itself, which nobody waits for.
-OWN: Final = 0
+OWN: Final = -1
 
 
 class ReportQueue:

@@ -194,11 +194,12 @@ class Service:
         self._log.info("gateway_listens", address=address)
 
     async def _drain(self, driver: Driver, server: Server) -> None:
-        """New calls are sent away, streams are ended, others may end within the time for it."""
+        """New calls are sent away, streams are ended, others may end within the time for it; after a failure at once."""
         self._draining = True
         self._telemetry.health.wait("drain", "going down")
         driver.cut_streams(_DRAINING)
-        await server.stop(self._settings.drain_s)
+        failed = self._end.done() and not self._end.cancelled() and self._end.exception()
+        await server.stop(0 if failed else self._settings.drain_s)
 
     def _asked(self) -> None:
         if not self._end.done():

@@ -13,7 +13,7 @@ from typing import Final
 
 from services.gateway.auth import Caller
 from services.gateway.effects import Effects, Now, Outbox
-from services.gateway.logs import LogReader, not_attached
+from services.gateway.output import OutputReader, not_attached
 from services.gateway.pending import RETRY_AFTER_MS
 from services.gateway.refusal import Refusal, Status
 from services.gateway.reports import ReportQueue
@@ -70,7 +70,8 @@ class AttachStream(Outbox):
         if self.beat_acks:
             node, sequence = self.beat_acks.popitem()
             return wire.AttachResponse(beat_ack=wire.BeatAck(node=node, sequence=sequence))
-        for node in list(self.dirty):
+        while self.dirty and self._sessions.fresh(now):
+            node, _ = self.dirty.popitem()
             update = self._sessions.update(self.nodes[node], now)
             if update is not None:
                 return wire.AttachResponse(desired=update)
@@ -94,7 +95,7 @@ class Sessions:
         self._token_of = token_of
         self._nodes: dict[NodeId, Session] = {}
         self._unsent: dict[Session, None] = {}
-        self._readers: dict[str, LogReader] = {}
+        self._readers: dict[str, OutputReader] = {}
         self._log_read_ms: int | None = None
 
     def __len__(self) -> int:
@@ -103,6 +104,11 @@ class Sessions:
     def log_age_ms(self, now: Now) -> int | None:
         """Since the log was last read to its end; None before the first time."""
         return None if self._log_read_ms is None else now.mono_ms - self._log_read_ms
+
+    def fresh(self, now: Now) -> bool:
+        """Whether what the fold says is what the log said a moment ago: only then are agents told anything."""
+        age = self.log_age_ms(now)
+        return age is not None and age <= LOG_FRESH_MS
 
     # --- from the agent
 
@@ -148,8 +154,7 @@ class Sessions:
         if ack.digest != session.sent[2]:
             session.orders = None
             session.resend_at_ms = now.mono_ms + RESEND_MS
-            session.stream.dirty[session.node] = None
-            self._effects.at(session.resend_at_ms, lambda _now: session.stream.wake())
+            self._effects.at(session.resend_at_ms, partial(self._mark_attached, session))
 
     def report(self, session: Session, sequence: int, record: Outgoing) -> None:
         """Publish it after those before it; acknowledged when durable. Reports outlive an incarnation."""
@@ -192,7 +197,7 @@ class Sessions:
 
     def log_read(self, now: Now) -> None:
         """The log was read to its end at this time."""
-        was_stale = not self._fresh(now)
+        was_stale = not self.fresh(now)
         self._log_read_ms = now.mono_ms
         if was_stale:
             for session in self._nodes.values():
@@ -201,7 +206,7 @@ class Sessions:
 
     def beats_published(self, beats: Sequence[telemetry_pb2.Beat], now: Now) -> None:
         """Beats are in their topic: acknowledge those that the fold lets stand."""
-        if not self._fresh(now):
+        if not self.fresh(now):
             return
         for beat in beats:
             session = self._nodes.get(NodeId(beat.node))
@@ -216,9 +221,8 @@ class Sessions:
 
     def update(self, session: Session, now: Now) -> wire.DesiredSet | None:
         """The set or the change to send now; None when there is none, or it would be premature."""
-        if not self._fresh(now) or session.resend_at_ms > now.mono_ms:
-            return None
-        session.stream.dirty.pop(session.node, None)
+        if session.resend_at_ms > now.mono_ms:
+            return None  # A timer brings it back.
         at = (self._cluster.term, self._cluster.offset)
         if session.refused or self._standing(session) is None or at < session.stored:
             return None
@@ -235,7 +239,7 @@ class Sessions:
 
     # --- what runs printed
 
-    def read_log(self, reader: LogReader, *, follow: bool, tail_bytes: int) -> None:
+    def read_log(self, reader: OutputReader, *, follow: bool, tail_bytes: int) -> None:
         """Ask the agent for a run's output; raises Refusal when its node is not attached here."""
         session = self._nodes.get(NodeId(reader.node))
         if session is None:
@@ -255,7 +259,7 @@ class Sessions:
         if reader is not None:
             reader.take(chunk)
 
-    def stop_reading(self, reader: LogReader) -> None:
+    def stop_reading(self, reader: OutputReader) -> None:
         """The caller has gone or has it all."""
         if self._readers.pop(reader.call, None) is None:
             return
@@ -265,10 +269,6 @@ class Sessions:
             session.stream.put(wire.AttachResponse(log_read=cancel))
 
     # --- inside
-
-    def _fresh(self, now: Now) -> bool:
-        age = self.log_age_ms(now)
-        return age is not None and age <= LOG_FRESH_MS
 
     def _standing(self, session: Session) -> Node | None:
         """The node in the fold, if it is there as this incarnation and not lost."""
@@ -289,6 +289,10 @@ class Sessions:
             self._unsent.pop(session, None)
             session.stream.put(wire.AttachResponse(refused=_refused(node)))
         return session.refused
+
+    def _mark_attached(self, session: Session, _now: Now) -> None:
+        if session.stream.nodes.get(session.node) is session:
+            self._mark(session)
 
     def _mark(self, session: Session) -> None:
         session.stream.dirty[session.node] = None

@@ -16,7 +16,7 @@ BEHIND_BYTES_MAX: Final = 16 << 20
 CHUNKS_MAX: Final = 65_536
 
 
-class LogReader(Outbox):
+class OutputReader(Outbox):
     """One ReadLogs call. `run` and `node` say whose output, and where it is."""
 
     def __init__(self, effects: Effects, *, call: str, run: str, node: str) -> None:
