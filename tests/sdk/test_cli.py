@@ -275,6 +275,7 @@ def test_a_faulty_line_ends_the_stream_after_those_before_it(run: Run, cell: Fak
     result = run("submit", "-", stdin='{"command": "a"}\n{"cmd": "b"}\n')
     assert (result.exit_code, len(cell.submitted)) == (2, 1)
     assert "stdin:2:1: unknown key 'cmd'; did you mean 'command'?" in result.stderr
+    assert result.stderr.startswith("1 submitted, 0 refused\n")
 
 
 def test_a_dry_run_sends_nothing(run: Run, cell: FakeGateway) -> None:

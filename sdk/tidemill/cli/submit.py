@@ -204,26 +204,36 @@ def status_word(answer: job_pb.SubmitJobResponse) -> str:
 def _submit_stream(ctx: typer.Context, output: Format) -> None:
     """Thousands a second: one stream, answers as they come, refusals on stderr, the sum at the end."""
     from tidemill import jobfile
-    from tidemill.cli.output import plain, write_json_line
     from tidemill.v1 import job_service_pb2 as job_pb
 
     admitted = refused = 0
-    with connect(ctx) as client:
-        for request, answer in _stream(client, jobfile.read_json_lines("stdin", sys.stdin)):
-            if answer.status == job_pb.SUBMIT_STATUS_REFUSED:
-                refused += 1
-                say(f"refused: {request.spec.name}: {answer.reason.message} ({answer.reason.code})")
-            else:
-                admitted += 1
-            if output is Format.JSON:
-                write_json_line(plain(answer))
-            elif output is Format.CSV:
-                print(f"{answer.job},{answer.number},{status_word(answer)},{request.spec.name}")
-            elif output is Format.NAME and answer.job:
-                print(answer.job)
-    say(f"{admitted} submitted, {refused} refused")
+    try:
+        with connect(ctx) as client:
+            for request, answer in _stream(client, jobfile.read_json_lines("stdin", sys.stdin)):
+                if answer.status == job_pb.SUBMIT_STATUS_REFUSED:
+                    refused += 1
+                    why = f"{answer.reason.message} ({answer.reason.code})"
+                    say(f"refused: {request.spec.name}: {why}")
+                else:
+                    admitted += 1
+                _show_answer(request, answer, output)
+    finally:
+        say(f"{admitted} submitted, {refused} refused")
     if refused:
         raise typer.Exit(RefusedError.exit_code)
+
+
+def _show_answer(
+    request: job_pb.SubmitJobRequest, answer: job_pb.SubmitJobResponse, output: Format
+) -> None:
+    from tidemill.cli.output import plain, write_json_line
+
+    if output is Format.JSON:
+        write_json_line(plain(answer))
+    elif output is Format.CSV:
+        print(f"{answer.job},{answer.number},{status_word(answer)},{request.spec.name}")
+    elif output is Format.NAME and answer.job:
+        print(answer.job)
 
 
 def _stream(
