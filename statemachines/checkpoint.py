@@ -64,8 +64,9 @@ LIFECYCLE: Final[Mapping[tuple[CheckpointState, type], CheckpointState]] = {
 KEPT_MAX: Final = 64
 _DURABLE: Final = _S.DURABLE
 _SAVING: Final = _S.SAVING
-_PASSED: Final = (_S.FAILED, _S.REMOVED)
-_NO_RESTART: Final = (_S.RELEASED, _S.CONDEMNED)
+_PASSED: Final = frozenset({_S.FAILED, _S.REMOVED})
+_PASSED_BY_DURABLE: Final = frozenset({_S.FAILED, _S.REMOVED, _S.SAVING})
+_NO_RESTART: Final = frozenset({_S.RELEASED, _S.CONDEMNED})
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -127,19 +128,16 @@ def keep(others: tuple[Checkpoint, ...], one: Checkpoint) -> tuple[Checkpoint, .
     Older ones make room when nothing more can come of them: failed, removed and, below a durable one, those that were
     still being saved. A job whose program never reports what it removed is held to KEPT_MAX.
     """
-    durable = one.state is _DURABLE
+    if not others:
+        return (one,)
+    step, passed = one.step, _PASSED_BY_DURABLE if one.state is _DURABLE else _PASSED
     kept = [
         other
         for other in others
-        if other.step > one.step
-        or (
-            other.step < one.step
-            and other.state not in _PASSED
-            and not (durable and other.state is _SAVING)
-        )
+        if other.step > step or (other.step < step and other.state not in passed)
     ]
     kept.append(one)
-    if len(kept) > 1 and kept[-2].step > one.step:
+    if len(kept) > 1 and kept[-2].step > step:
         kept.sort(key=lambda each: each.step)
     if len(kept) > KEPT_MAX:
         for i, each in enumerate(kept):
