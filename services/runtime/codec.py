@@ -58,9 +58,14 @@ def encode_body(consumed: Sequence[Position], facts: Sequence[Recorded]) -> byte
 
 def encode_fact(recorded: Recorded) -> bytes:
     """One fact as it lies in a body, by whose length a writer knows how large its entry grows."""
-    fields = _FACT_ENCODERS[type(recorded.fact)](recorded)
-    fact = facts_pb2.Fact(**fields).SerializeToString(deterministic=True)
+    fact = fact_message(recorded)
     return b"\x12" + _varint(len(fact)) + fact  # Field 2 of Body, with its length.
+
+
+def fact_message(recorded: Recorded) -> bytes:
+    """One fact by itself, a serialised tidemill.v1.Fact."""
+    fields = _FACT_ENCODERS[type(recorded.fact)](recorded)
+    return facts_pb2.Fact(**fields).SerializeToString(deterministic=True)
 
 
 def join_body(consumed: Sequence[Position], facts: Sequence[bytes]) -> bytes:
@@ -108,10 +113,11 @@ def decode_body(stored: bytes) -> tuple[tuple[Position, ...], tuple[Recorded, ..
     """Positions and facts; raises CodecError or UnknownFactError."""
     body = _parse(log_pb2.Body, stored)
     decoders = _FACT_DECODERS
+    which = facts_pb2.Fact.WhichOneof  # A message looks for a field of that name first.
     position = _DECODERS[Position]
     return (
         tuple([position(message) for message in body.consumed]),
-        tuple([decoders[fact.WhichOneof("kind")](fact) for fact in body.facts]),
+        tuple([decoders[which(fact, "kind")](fact) for fact in body.facts]),
     )
 
 
@@ -233,9 +239,10 @@ def _derive(struct: type[msgspec.Struct], message: Descriptor) -> str:
 
 def _interning(decode: _Convert) -> _Convert:
     seen: dict[bytes, Any] = {}
+    serialize = facts_pb2.Fact.SerializeToString  # Any message's; see decode_body.
 
     def interned(message: Message) -> Any:
-        stored = message.SerializeToString()
+        stored = serialize(message)
         value = seen.get(stored)
         if value is None:
             if len(seen) >= _INTERNED_MAX:
