@@ -6,13 +6,14 @@ import contextlib
 import os
 
 from services.demo.hosts import Host
-from services.demo.story import DEVICES
+from services.demo.story import DEVICES, OwnFold
 from services.runtime.reader import LogReader
 from services.runtime.settings import CellSettings
 from services.runtime.trial import TrialCell
 from services.runtime.wiring import open_cell
 from statemachines import snapshot
 from statemachines.cluster import Cluster
+from statemachines.facts import Fact
 
 
 class EmbeddedCell(TrialCell):
@@ -28,8 +29,8 @@ class EmbeddedCell(TrialCell):
         )  # fmt: skip
         return Host(name, arguments, self.directory / "hosts" / name, os.environ)
 
-    def own_digest(self, offset: int) -> bytes:
-        """State digest at that offset, folded in this process from the stored log."""
+    def own_fold(self, offset: int) -> OwnFold:
+        """Folded in this process from the stored log, up to that offset."""
         settings = CellSettings(cell=self.name, directory=str(self.directory))
         with contextlib.ExitStack() as closing:
             cell = open_cell(settings)
@@ -37,5 +38,11 @@ class EmbeddedCell(TrialCell):
             log = cell.event_log()
             closing.callback(log.close)
             cluster = Cluster(self.name)
-            LogReader(log, cluster, stop_before=lambda entry: entry.offset > offset).read_to_end()
-            return snapshot.digest(cluster)
+            reader = LogReader(log, cluster, stop_before=lambda entry: entry.offset > offset)
+            facts: list[tuple[int, Fact]] = []
+            while folded := reader.read(timeout_s=0):
+                entries = [each.entry for each in folded if each.accepted]
+                facts += [
+                    (entry.at_ms, recorded.fact) for entry in entries for recorded in entry.facts
+                ]
+            return OwnFold(snapshot.digest(cluster), tuple(facts))

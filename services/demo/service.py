@@ -45,8 +45,13 @@ def main(argv: Sequence[str]) -> int:
     story.result.timeline = timeline.lines
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(msgspec.json.format(msgspec.json.encode(story.result), indent=1) + b"\n")
+    if story.picture:
+        out.with_suffix(".svg").write_text(story.picture, encoding="utf-8")
     verdict = "all of it held" if story.result.ok else "NOT all of it held"
-    timeline.add("good" if story.result.ok else "bad", f"{verdict}; {out} has the figures")
+    timeline.add(
+        "good" if story.result.ok else "bad",
+        f"{verdict}; {out} has the figures, {out.with_suffix('.svg')} the picture",
+    )
     return ExitCode.STOPPED if story.result.ok else ExitCode.FAILED
 
 

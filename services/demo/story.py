@@ -17,7 +17,9 @@ from typing import Final, Protocol
 import msgspec
 
 from services.demo.hosts import Host
+from services.demo.picture import Picture
 from services.demo.timeline import Follower, Timeline
+from statemachines.facts import Fact
 from tidemill import Client, TidemillError, job_request
 from tidemill.v1 import log_service_pb2, views_pb2
 
@@ -44,8 +46,15 @@ class Cell(Protocol):
     def kill_leader(self, client: Client) -> int:
         """SIGKILL to the process that leads; its id."""
 
-    def own_digest(self, offset: int) -> bytes:
-        """State digest at that offset, from a fold of our own over the stored log."""
+    def own_fold(self, offset: int) -> OwnFold:
+        """A fold of our own over the stored log, up to that offset."""
+
+
+class OwnFold(msgspec.Struct, frozen=True):
+    """State digest, and the accepted facts with their times."""
+
+    digest: bytes
+    facts: tuple[tuple[int, Fact], ...]
 
 
 class Failed(Exception):
@@ -81,6 +90,9 @@ class Story:
         self._timeline = timeline
         self._also = also
         self._hosts: dict[str, Host] = {}
+        self._names: dict[str, str] = {}
+        self._faults: list[tuple[int, str]] = []
+        self.picture = ""
 
     def run(self) -> None:
         """Everything, in order; raises Failed, TidemillError."""
@@ -159,7 +171,7 @@ class Story:
             }
         )
         answer = client.submit(job)
-        follower.names[answer.job] = name
+        follower.names[answer.job] = self._names[answer.job] = name
         return answer.job
 
     def _wait_for_step(self, client: Client, job: str) -> None:
@@ -174,6 +186,7 @@ class Story:
     def _kill_a_host(self, client: Client, job: str) -> None:
         view = client.job(job)
         victim = next(run.node for run in view.attempts[-1].runs if run.rank == 1)
+        self._faults.append((_wall_ms(), f"kill -9 {victim}"))
         count = self._hosts.pop(victim).die()
         self.result.fault_step = view.seen_step
         self._tell(
@@ -199,6 +212,7 @@ class Story:
     def _kill_the_leader(self, client: Client) -> None:
         before = client.cell()
         began = time.monotonic()
+        self._faults.append((_wall_ms(), "kill -9 leader"))
         pid = self._cell.kill_leader(client)
         self._tell("fault", f"kill -9 of the leader (process {pid}, term {before.term})")
         _until("another leader", lambda: client.cell().term > before.term)
@@ -245,15 +259,24 @@ class Story:
             f"tidemill log verify: {last.entries} entries, {last.facts} facts, {last.voided} void, chain whole",
         )
         replayed = _at_one_offset(client)
-        own = self._cell.own_digest(replayed.offset)
-        self.result.digests_equal = replayed.state_digest == replayed.live_digest == own
+        own = self._cell.own_fold(replayed.offset)
+        self._draw(own)
+        self.result.digests_equal = replayed.state_digest == replayed.live_digest == own.digest
         self._tell(
             "good" if self.result.digests_equal else "bad",
             f"state at {replayed.offset}: live {replayed.live_digest.hex()[:16]}, replayed "
-            f"{replayed.state_digest.hex()[:16]}, folded here {own.hex()[:16]}",
+            f"{replayed.state_digest.hex()[:16]}, folded here {own.digest.hex()[:16]}",
         )
         if not self.result.digests_equal:
             raise Failed("a replay of the log differs from the live state")
+
+    def _draw(self, own: OwnFold) -> None:
+        picture = Picture(self._names)
+        for at_ms, fact in own.facts:
+            picture.take(fact, at_ms)
+        for at_ms, text in self._faults:
+            picture.fault(text, at_ms)
+        self.picture = picture.svg()
 
 
 def _until(what: str, holds: Callable[[], bool], *, within_s: float = _WAIT_S) -> None:
@@ -289,6 +312,10 @@ def _weights(client: Client, job: str) -> str:
     digest = json.loads(found[-1])["weights_sha256"]
     assert isinstance(digest, str), "the trainer prints text"
     return digest
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _places(attempt: views_pb2.AttemptView) -> str:
