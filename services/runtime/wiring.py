@@ -18,6 +18,7 @@ from services.runtime.ports import (
     Publisher,
     Snapshots,
 )
+from services.runtime.projection import FactSink
 from services.runtime.settings import CellSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class Cell(Protocol):
 
     def blobs(self) -> Blobs:
         """Where blobs are kept."""
+
+    def fact_sink(self) -> FactSink:
+        """Where the log is flattened to."""
 
     def leadership(self, name: str) -> Leadership:
         """One more candidate, called `name`."""
@@ -99,6 +103,11 @@ class EmbeddedCell:
 
         return SqliteBlobs(self._store)
 
+    def fact_sink(self) -> FactSink:
+        from services.runtime.adapters.sqlite_facts import SqliteFacts
+
+        return SqliteFacts(self._store)
+
     def leadership(self, name: str) -> Leadership:
         return _leadership(self._settings, name)
 
@@ -141,6 +150,11 @@ class KafkaCell:
         from services.runtime.adapters.kafka_blobs import KafkaBlobs
 
         return KafkaBlobs(self._kafka)
+
+    def fact_sink(self) -> FactSink:
+        from services.runtime.adapters.kafka_facts import KafkaFacts
+
+        return KafkaFacts(self._kafka)
 
     def leadership(self, name: str) -> Leadership:
         """One more candidate; who stands will append, and should not wait for a connection when it has won."""
