@@ -103,7 +103,10 @@ def find_queue(cluster: Cluster, text: str) -> Queue:
 
 
 class Selection:
-    """A JobFilter against one fold: `fixed` holds for the life of a job, `matches` also looks at its state."""
+    """A JobFilter against one fold: `fixed` holds for the life of a job, `matches` also looks at its state.
+
+    A list looks at every job of the cell, so each test is one comparison where it can be.
+    """
 
     def __init__(self, cluster: Cluster, wanted: job_service_pb2.JobFilter) -> None:
         unknown = sorted(set(wanted.states) - {state.value for state in JobState})
@@ -113,12 +116,13 @@ class Selection:
                 Status.INVALID_ARGUMENT, "unknown_state", f"no state {unknown[0]!r}: use {known}"
             )
         self._cluster = cluster
-        self._states = frozenset(wanted.states)
-        self._live_only = not (wanted.states or wanted.all or wanted.jobs)
+        self._states = _states(wanted)
         self._queue = find_queue(cluster, wanted.queue).id if wanted.queue else ""
+        self._below: dict[str, bool] = {}
         self._by = wanted.by
         self._name = wanted.name_contains
         self.jobs = frozenset([self._named(text) for text in wanted.jobs])
+        self._any_job = not (self._queue or self._by or self._name or self.jobs)
 
     def fixed(self, job: Job) -> bool:
         """Id, queue (or one above it), owner and name are as wanted."""
@@ -128,22 +132,31 @@ class Selection:
             return False
         if self._name and self._name not in job.spec.name:
             return False
-        line = self._cluster.queue_line(job.spec.queue) if self._queue else ()
-        return not self._queue or any(queue.id == self._queue for queue in line)
+        return not self._queue or self._is_below(job.spec.queue)
 
     def matches(self, job: Job) -> bool:
         """All of it; jobs that have ended only when they were asked for."""
-        if self._live_only and job.state in ENDED:
-            return False
-        return (not self._states or job.state.value in self._states) and self.fixed(job)
+        return job.state in self._states and (self._any_job or self.fixed(job))
 
     def candidates(self) -> Iterator[Job]:
-        """Jobs that match, newest first: numbers are given in order of admission."""
-        for name in reversed(self._cluster.job_numbers.values()):
-            job = self._cluster.jobs[name]
-            if self.matches(job):
-                yield job
+        """Jobs that match, newest first: the fold keeps them in the order of their admission."""
+        return filter(self.matches, reversed(self._cluster.jobs.values()))
+
+    def _is_below(self, queue: QueueId) -> bool:
+        """Queues never change their parent, so each is looked at once."""
+        if queue not in self._below:
+            line = self._cluster.queue_line(queue)
+            self._below[queue] = any(each.id == self._queue for each in line)
+        return self._below[queue]
 
     def _named(self, text: str) -> str:
         """What a number or a beginning stands for; a whole id is taken as it is, known yet or not, an array's too."""
         return text if _WHOLE_ID.fullmatch(text) else find_job(self._cluster, text).id
+
+
+def _states(wanted: job_service_pb2.JobFilter) -> tuple[JobState, ...]:
+    """A tuple: it is searched by identity, and hashing a member costs more than comparing all of them."""
+    if wanted.states:
+        return tuple([JobState(state) for state in wanted.states])
+    live_only = not (wanted.all or wanted.jobs)
+    return tuple([state for state in JobState if not (live_only and state in ENDED)])
