@@ -8,14 +8,14 @@ from pathlib import Path
 import yaml
 
 from tidemill import jobfile
-from tidemill.cli.reference import page
+from tools.cli_reference import page
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 
 def test_the_page_of_the_command_line_is_fresh() -> None:
     assert (REFERENCE / "cli.md").read_text() == page(), (
-        "python -m tidemill.cli.reference > docs/reference/cli.md"
+        "python -m tools.cli_reference > docs/reference/cli.md"
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the commands themselves: `python -m tidemill.cli.reference > docs/reference/cli.md`.
+"""Writes docs/reference/cli.md from the commands themselves: `python -m tools.cli_reference > docs/reference/cli.md`.
 
 A test holds the page to this. It must never say anything that the commands do not.
 """
@@ -16,7 +16,7 @@ from tidemill.cli.frame import EXAMPLES, EXIT_CODES
 HEAD = """\
 # The command `tidemill`
 
-Generated from the commands by `python -m tidemill.cli.reference`; edit those instead.
+Generated from the commands by `python -m tools.cli_reference`; edit those instead.
 
 Answers go to stdout, words to people to stderr. `-o table` (the default) fits the terminal, and cuts nothing in a pipe;
 `-o wide` has every column; `-o json`, `-o csv` and `-o name` are for programs and stay as they are: a listing is a JSON
