@@ -60,21 +60,15 @@ class Reads:
     def list_jobs(self, request: jobs.ListJobsRequest) -> jobs.ListJobsResponse:
         """Newest first. The token is the number of the last job shown, so pages neither repeat nor skip a job."""
         check(request)
-        selection = Selection(self.cluster, request.filter)
-        size = request.page_size or JOBS_PER_PAGE
         below = _page_number(request.page_token)
-        response = jobs.ListJobsResponse()
-        last = 0
-        for job in selection.candidates():
-            response.total += 1
-            if below and job.number >= below:
-                continue
-            if len(response.jobs) < size:
-                response.jobs.append(self.line(job))
-                last = job.number
-            elif not response.next_page_token:
-                response.next_page_token = str(last)
-        return response
+        matching = list(Selection(self.cluster, request.filter).candidates())
+        rest = [job for job in matching if job.number < below] if below else matching
+        shown = rest[: request.page_size or JOBS_PER_PAGE]
+        return jobs.ListJobsResponse(
+            jobs=[self.line(job) for job in shown],
+            next_page_token=str(shown[-1].number) if len(rest) > len(shown) else "",
+            total=len(matching),
+        )
 
     def get_node(self, request: fleet.GetNodeRequest) -> fleet.GetNodeResponse:
         check(request)
