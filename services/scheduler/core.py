@@ -17,18 +17,27 @@ from planning.decisions import Decision, Place
 from planning.planner import Planner
 from services.runtime import codec, topics
 from services.runtime.ports import InputRecord, LogRecord
-from services.scheduler import nodes, reports, requests, verdicts
+from services.scheduler import nodes, reports, requests, trainers, verdicts
 from services.scheduler.arrays import Arrays
-from services.scheduler.draft import INPUT_BYTES, Draft, Sealed, UnfitError
+from services.scheduler.draft import INPUT_BYTES, Draft, Sealed, UnfitError, fits
 from services.scheduler.duetimes import DueTimes
 from services.scheduler.exits import DeposedError
 from statemachines.cluster import Cluster, Touched
 from statemachines.entry import Entry
-from statemachines.facts import GangPlaced, JobWaiting
+from statemachines.facts import GangPlaced, JobHeld, JobWaiting
+from statemachines.job import Job
+from statemachines.values import Reason
 
 # Bounds on what one step may do of its own accord, so that a step stays short; the rest follows in the next.
 DUE_PER_STEP: Final = 2_000
 DECISIONS_PER_STEP: Final = 2_000
+# Below this many members a placement fits an entry whatever the names in it.
+_LARGE_GANG: Final = 500
+_TOO_LARGE: Final = Reason(
+    "too_large",
+    "its placement does not fit one entry of the log, because the names of nodes are so long: cancel it and submit "
+    "fewer, larger members",
+)
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -124,14 +133,19 @@ class LeaderCore:
     def _take(self, draft: Draft, decision: Decision) -> None:
         job = self._cluster.jobs[decision.job]
         if isinstance(decision, Place):
-            draft.record(
-                GangPlaced(
-                    job.id, job.attempt + 1, decision.placements, decision.resume, decision.master_port,
-                    decision.why,
-                )
-            )  # fmt: skip
+            self._place(draft, job, decision)
         elif job.reason is None or job.reason.code != decision.reason.code:
             draft.record(JobWaiting(job.id, decision.reason))
+
+    def _place(self, draft: Draft, job: Job, decision: Place) -> None:
+        fact = GangPlaced(
+            job.id, job.attempt + 1, decision.placements, decision.resume, decision.master_port, decision.why
+        )  # fmt: skip
+        if len(fact.placements) > _LARGE_GANG and not fits(fact):
+            draft.record(JobHeld(job.id, _TOO_LARGE))
+            return
+        trainers.condemn_newer(draft, job, decision.resume)
+        draft.record(fact)
 
     # --- reading back
 

@@ -53,6 +53,11 @@ def seal(
     return Sealed(Entry(-1, cell, term, prev, digest, at_ms, tuple(consumed), tuple(facts)), value)
 
 
+def fits(fact: Fact) -> bool:
+    """Whether an entry can hold this fact."""
+    return len(codec.encode_fact(Recorded(fact))) <= ENTRY_BYTES
+
+
 class Draft:
     """One step's entries. `by` and `input` name what causes the facts that are recorded next."""
 

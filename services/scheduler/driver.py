@@ -18,7 +18,10 @@ class Scheduler:
     def __init__(self, cell: str, ports: Ports, rules: Rules, watch: Watch) -> None:
         """Recover the state; raises as `turn` does."""
         self.recovered = recover(ports.log, ports.snapshots, cell, track=True)
-        self._phase: Phase = Standby(ports, rules, watch, self.recovered.cluster)
+        recovered = self.recovered
+        self._phase: Phase = Standby(
+            ports, rules, watch, recovered.cluster, recovered.snapshot_offset
+        )
 
     @property
     def leads(self) -> bool:

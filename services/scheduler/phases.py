@@ -113,9 +113,12 @@ class Phase(Protocol):
 class Standby:
     """Folds the log and stands for election."""
 
-    def __init__(self, ports: Ports, rules: Rules, watch: Watch, cluster: Cluster) -> None:
+    def __init__(
+        self, ports: Ports, rules: Rules, watch: Watch, cluster: Cluster, snapshot_offset: int
+    ) -> None:
         self.cluster = cluster
         self._ports, self._rules, self._watch = ports, rules, watch
+        self._snapshot_offset = snapshot_offset
         self._reader = LogReader(ports.log, cluster)
 
     def turn(self, timeout_s: float) -> Phase:
@@ -130,7 +133,9 @@ class Standby:
             return self
         if term <= seen:
             raise TermBehindError(term=term, log_term=seen)
-        return Opening(self._ports, self._rules, self._watch, self._reader, term)
+        return Opening(
+            self._ports, self._rules, self._watch, self._reader, term, self._snapshot_offset
+        )
 
     def hand_over(self) -> None:
         """Nothing is ours yet."""
@@ -141,10 +146,17 @@ class Opening:
     """Has won a term, and tries to open it on the log's head until its opening is accepted or another's is."""
 
     def __init__(
-        self, ports: Ports, rules: Rules, watch: Watch, reader: LogReader, term: int
+        self,
+        ports: Ports,
+        rules: Rules,
+        watch: Watch,
+        reader: LogReader,
+        term: int,
+        snapshot_offset: int,
     ) -> None:
         self.cluster = reader.cluster
         self._ports, self._rules, self._watch, self._reader = ports, rules, watch, reader
+        self._snapshot_offset = snapshot_offset
         self._term = term
         self._appended_at = b""
 
@@ -174,7 +186,7 @@ class Opening:
         if self.cluster.head != opened.digest:
             raise DeposedError(f"an entry of {self.cluster.leader} followed the opening of ours")
         self._watch.leads(opened)
-        return Leading(self._ports, self._rules, self._watch, self.cluster)
+        return Leading(self._ports, self._rules, self._watch, self.cluster, self._snapshot_offset)
 
     def hand_over(self) -> None:
         """Give the term back unused."""
@@ -197,7 +209,9 @@ class Opening:
 class Leading:
     """Decides: inputs in, entries out, each checked off as it is read back."""
 
-    def __init__(self, ports: Ports, rules: Rules, watch: Watch, cluster: Cluster) -> None:
+    def __init__(
+        self, ports: Ports, rules: Rules, watch: Watch, cluster: Cluster, snapshot_offset: int
+    ) -> None:
         self.cluster = cluster
         self._ports, self._rules, self._watch = ports, rules, watch
         # The wall clock is read once a term, and never believed when it is behind the log.
@@ -207,8 +221,8 @@ class Leading:
         self._unsent: deque[Sealed] = deque()
         self._partitions: list[tuple[str, int]] = []
         self._counted_at_ms = -_PARTITIONS_EVERY_MS
-        self._entries_since = 0
-        self._bytes_since = 0
+        self._snapshot_offset = snapshot_offset
+        self._bytes_since = 0  # Of what this leader has seen.
         self._saving = False
         self._quiet = True
 
@@ -268,7 +282,6 @@ class Leading:
                 self._watch.confirmed(entry)
                 if entry and self._unsent and self._unsent[0].entry.digest == entry.digest:
                     self._unsent.popleft()  # Its append failed, and yet it is there.
-                self._entries_since += 1
                 self._bytes_since += len(record.value)
             if not records:
                 return
@@ -321,14 +334,14 @@ class Leading:
     def _wants_snapshot(self) -> bool:
         """Due, and nothing is going on; or long overdue. Taken only of a state that is in the log as a whole."""
         due = max(
-            self._entries_since / self._rules.snapshot_entries,
+            (self.cluster.offset - self._snapshot_offset) / self._rules.snapshot_entries,
             self._bytes_since / self._rules.snapshot_bytes,
         )
         return not self._saving and (due >= _OVERDUE or (due >= 1 and self._quiet))
 
     def _snapshot(self) -> None:
-        self._entries_since = self._bytes_since = 0
         record = take_snapshot(self.cluster)
+        self._snapshot_offset, self._bytes_since = record.offset, 0
         self._saving = True
         self._rules.background(lambda: self._save(record))
 

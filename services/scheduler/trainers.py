@@ -27,11 +27,13 @@ from statemachines.facts import (
     SaveAcknowledged,
     TrainingFinished,
 )
+from statemachines.job import Job
 from statemachines.values import Cause, JobId, JobNext, Reach, ResumePoint, Tier
 from tidemill.v1 import reports_pb2
 
 MESSAGE_CHARS: Final = 4096
 URI_CHARS: Final = 4096
+_OUTLIVES_A_NODE: Final = frozenset({Reach.CELL, Reach.EVERYWHERE})
 _GONE_FROM: Final = frozenset(
     {CheckpointState.DURABLE, CheckpointState.CONDEMNED, CheckpointState.RELEASED}
 )
@@ -106,16 +108,29 @@ def _answers_the_ask(cluster: Cluster, attempt: Attempt, said: reports_pb2.Saved
 
 
 def release_older(draft: Draft, job_id: JobId) -> None:
-    """Of the durable checkpoints the newest few are kept; the trainer may remove those that are released."""
+    """The newest few are kept, and as many of those that outlive the loss of a node; the trainer may remove the rest."""
     job = draft.cluster.jobs[job_id]
     keep = max(1, job.spec.keep_checkpoints or draft.cluster.policy.keep_checkpoints)
     durable = [
-        each.step
+        each
         for each in draft.cluster.checkpoints.get(job_id, ())
         if each.state is CheckpointState.DURABLE
     ]
-    for step in durable[:-keep]:
-        draft.record(CheckpointReleased(job_id, step))
+    lasting = [each.step for each in durable if each.reach in _OUTLIVES_A_NODE][-keep:]
+    for each in durable[:-keep]:
+        if each.step not in lasting:
+            draft.record(CheckpointReleased(job_id, each.step))
+
+
+def condemn_newer(draft: Draft, job: Job, resume: ResumePoint) -> None:
+    """An attempt that resumes from an older checkpoint leaves the newer ones behind, and will save their steps again.
+
+    Those are on disks of nodes that it was not placed on; kept, they would have its saves refused.
+    """
+    for each in draft.cluster.checkpoints.get(job.id, ()):
+        if each.state is CheckpointState.DURABLE and each.step > resume.step:
+            why = f"it cannot be loaded where attempt {job.attempt + 1} runs, which resumes from step {resume.step}"
+            draft.record(CheckpointCondemned(job.id, each.step, why))
 
 
 def _save_failed(draft: Draft, said: reports_pb2.SaveFailed) -> None:

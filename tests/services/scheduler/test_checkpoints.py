@@ -127,6 +127,19 @@ def test_older_checkpoints_are_released_and_may_then_be_removed() -> None:
     assert cell.step() == [facts.CheckpointRemoved(A, 10)]
 
 
+def test_one_that_outlives_a_node_is_not_released_for_newer_ones_that_do_not() -> None:
+    cell = training(keep_checkpoints=2)
+    cell.saved("a", 10)
+    for step in (20, 30, 40, 50):
+        cell.saved("a", step, reach="NODE", node="n1")
+    done = cell.step()
+    released = [fact.step for fact in done if isinstance(fact, facts.CheckpointReleased)]
+    assert released == [20, 30]
+    cell.gone("n1")
+    cell.run(after_ms=70_000)
+    assert (cell.node_of("a.2.0"), resumed_at(cell).step) == ("n2", 10)
+
+
 def test_a_checkpoint_that_vanished_is_no_restart_point_any_more() -> None:
     cell = training()
     cell.saved("a", 10)
@@ -216,6 +229,11 @@ def test_a_checkpoint_on_its_nodes_own_disk_is_used_only_there() -> None:
     cell.ended("a.2.0", 16)  # The same checkpoint on other nodes, please.
     cell.run(after_ms=60_000)
     assert (cell.node_of("a.3.0"), resumed_at(cell).step) == ("n2", 10)
+    assert cell.job("a").durable_step == 10  # What it saves above that counts again.
+    cell.start("a")
+    cell.saved("a", 15, attempt=3)
+    cell.step()
+    assert cell.job("a").durable_step == 15
 
 
 # --- early saves

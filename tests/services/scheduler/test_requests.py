@@ -265,6 +265,19 @@ def test_the_largest_gang_that_is_admitted_fits_one_entry() -> None:
     assert max(len(each.value) for each in cell.steps[-1].sealed) < 900_000
 
 
+def test_a_gang_that_does_not_fit_an_entry_after_all_is_held_with_the_reason() -> None:
+    cell = Cell()
+    members = 4_000
+    for batch in range(0, members, 400):
+        for i in range(batch, batch + 400):
+            cell.attach(f"{i:05d}-" + "n" * 240, devices=1)
+        cell.step()
+    key = cell.submit("a", spec(members=members))
+    held = cell.step()[-1]
+    assert isinstance(held, facts.JobHeld)
+    assert (cell.answer(key), held.reason.code, cell.state("a")) == ("", "too_large", "held")
+
+
 def test_an_unknown_queue_is_refused_with_those_there_are() -> None:
     cell = Cell()
     key = cell.submit("a", spec(queue="nope"))
