@@ -14,6 +14,7 @@ import msgspec
 from statemachines.facts import (
     AttemptEnded,
     AttemptStarted,
+    AttemptStopping,
     CheckpointSaved,
     Fact,
     GangPlaced,
@@ -78,6 +79,8 @@ class Picture:
                 self._begin(self._names[job], "starting", f"attempt {attempt}", at_ms)
             case AttemptStarted(job=job, attempt=attempt) if job in self._names:
                 self._begin(self._names[job], "running", f"attempt {attempt}", at_ms)
+            case AttemptStopping(job=job) if job in self._names:
+                self._begin(self._names[job], "suspect", "stopping", at_ms)
             case AttemptEnded(job=job, outcome=outcome) if job in self._names:
                 self._begin(self._names[job], "ended", outcome.value, at_ms)
             case CheckpointSaved(job=job, step=step) if job in self._names:
@@ -137,7 +140,7 @@ class Picture:
     def _bar(self, bar: Bar, index: int) -> str:
         x, y = self._x(bar.from_ms), _TOP + _LANE * index + 4
         width = max(1.5, self._x(bar.to_ms) - x)
-        word = f'<text class="small" x="{x + 4:.1f}" y="{y + 15}">{escape(bar.word)}</text>'
+        word = f'<text class="small" x="{x + 4:.1f}" y="{y + 13}">{escape(bar.word)}</text>'
         return (
             f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="22" rx="3" fill="{_COLOURS[bar.kind]}">'
             f"<title>{escape(bar.word)}</title></rect>"
@@ -145,8 +148,8 @@ class Picture:
         )
 
     def _dot(self, at_ms: int, step: int, index: int) -> str:
-        x, y = self._x(at_ms), _TOP + _LANE * index + 15
-        return f'<circle cx="{x:.1f}" cy="{y}" r="3.5" fill="#222"><title>checkpoint of step {step}</title></circle>'
+        x, y = self._x(at_ms), _TOP + _LANE * index + 22
+        return f'<circle cx="{x:.1f}" cy="{y}" r="3" fill="#222"><title>checkpoint of step {step}</title></circle>'
 
     def _fault(self, at_ms: int, text: str, index: int, height: int) -> str:
         x, y = self._x(at_ms), 18 + 16 * (index % 2)
