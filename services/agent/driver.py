@@ -126,10 +126,13 @@ class Driver:
 
     async def _adopt(self) -> None:
         """Find again what an earlier agent started; what no table knows is ended."""
-        for run in self._files.supervised():
-            if run not in self.core.table:
+        for run, alive in self._files.kept().items():
+            if run in self.core.table:
+                continue
+            if alive:
                 log.warning("unknown_run_found", run=run, action="killed")
                 await self._in(self._kills, self._executor.kill, run)
+            await self._forget(run)
         for run in self.core.unadopted:
             found = await self._in(self._kills, self._executor.adopt, run)
             log.info("run_adopted", run=run, found=found)
@@ -235,7 +238,7 @@ class Driver:
         await self._watch(order, asked, ignore_present=True)
         try:
             await self._in(self._starts, self._executor.start, launch)
-        except StartError as error:
+        except StartError as error:  # Nothing of it lives.
             self._watches.pop(order.run, None)
             log.warning("run_not_started", run=order.run, error=str(error))
             self._feed(m.Ended(order.run, Ending(Evidence.NEVER_STARTED, message=str(error))))

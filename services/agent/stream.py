@@ -19,6 +19,7 @@ from services.agent import messages as m
 from services.agent import wire
 from services.agent.link import Attach, Link
 from services.agent.output import Readers
+from services.runtime.ports import PortError
 from tidemill.v1 import node_service_pb2 as pb
 
 UNHEARD_S: Final = 15.0
@@ -135,6 +136,8 @@ def _reason(done: Iterable[asyncio.Future[str]]) -> str:
             reasons.append(f"{error.code().name}: {error.details()}")
         elif isinstance(error, asyncio.InvalidStateError):
             reasons.append("the stream was closed while writing")
+        elif isinstance(error, PortError):
+            reasons.append(str(error))
         else:
             raise error
     return "; ".join(reasons)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Final
 
 from services.agent import messages as m
 from services.agent.orders import Action, DesiredSet, Order, Position
 from services.agent.outbox import Report, RunBegan, RunFinished, Saved
+from services.runtime.ports import PortError
 from statemachines.values import Grant, Inventory, ResumePoint, RunId
 from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
 from tidemill.v1 import node_service_pb2 as wire
 
 MESSAGE_MAX: Final = 4096
+_RUN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Of an action that goes to the gateway.
 Sent = m.SendAttach | m.SendBeat | m.SendReport | m.SendAck | m.SendProbeFailed
 # An answer that is the core's; output is read by the driver alone.
@@ -37,8 +40,12 @@ def event(answer: wire.AttachResponse) -> Heard | None:
             return None
 
 
+class BadOrderError(PortError):
+    """A gateway sent an order that cannot be followed; another gateway may do better."""
+
+
 def desired_set(message: wire.DesiredSet) -> DesiredSet:
-    """Raises ValueError for an order that asks neither to run nor to stop."""
+    """Raises BadOrderError for an order that asks neither to run nor to stop, or of a run with an impossible name."""
     return DesiredSet(
         at=Position(message.term, message.offset),
         full=message.full,
@@ -51,6 +58,8 @@ def desired_set(message: wire.DesiredSet) -> DesiredSet:
 def order(message: wire.RunOrder) -> Order:
     """One order, with the digest of the bytes that the gateway hashed."""
     resume = message.resume
+    if not _RUN_NAME.fullmatch(message.run):
+        raise BadOrderError(f"{message.run!r} is not the name of a run")
     return Order(
         run=RunId(message.run),
         job=message.job,
@@ -200,4 +209,4 @@ def _action(message: wire.RunOrder) -> Action:
         return Action.RUN
     if message.action == wire.RUN_ACTION_STOP:
         return Action.STOP
-    raise ValueError(f"{message.run}: an order with action {message.action} cannot be followed")
+    raise BadOrderError(f"{message.run}: an order with action {message.action} cannot be followed")

@@ -5,7 +5,7 @@ The agent decides; an executor does, and keeps how each run ended until it is fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum, unique
 from typing import BinaryIO, Protocol
 
@@ -86,8 +86,8 @@ class Executor(Protocol):
 class RunFiles(Protocol):
     """The small files of runs on this host."""
 
-    def supervised(self) -> Sequence[RunId]:
-        """Runs whose supervisor lives, whoever started it."""
+    def kept(self) -> Mapping[RunId, bool]:
+        """Runs that have files here, and whether their supervisor lives, whoever started it."""
 
     def renew(self, mono_ms: int, boot_ms: int, sequence: int) -> None:
         """Tell supervisors when the cell last acknowledged this agent. Not synced."""

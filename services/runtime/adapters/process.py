@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -151,8 +151,8 @@ class ProcessExecutor:
 
     # --- the RunFiles port
 
-    def supervised(self) -> Sequence[RunId]:
-        return [RunId(path.name) for path in sorted(self._runs.iterdir()) if _is_locked(path)]
+    def kept(self) -> Mapping[RunId, bool]:
+        return {RunId(path.name): _is_locked(path) for path in sorted(self._runs.iterdir())}
 
     def renew(self, mono_ms: int, boot_ms: int, sequence: int) -> None:
         """In place and of one length: works on a full disk, and no reader sees it half-written."""

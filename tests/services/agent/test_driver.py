@@ -137,3 +137,94 @@ async def test_checkpoints_found_by_their_marker_are_reported_before_the_end(
     assert (saved.step, saved.uri, saved.by_marker) == (40, str(folder), True)
     assert (saved.reach, saved.bytes) == (common_pb2.REACH_NODE, len("weights\n"))
     assert saved.manifest == digest(describe(folder))
+
+
+async def test_an_order_that_cannot_be_followed_costs_the_connection_and_nothing_else(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.orders["../x"] = pb.RunOrder(run="../x", action=pb.RUN_ACTION_RUN)
+        gateway.send_set()
+        await gateway.until(lambda: len(gateway.messages("attach")) == 2)
+        gateway.orders.clear()
+        gateway.order("job.1.0", gateway.blob("true"))
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_finished"))
+
+
+async def test_a_launch_that_is_gone_or_damaged_is_reported_as_never_started(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("gone.1.0", "ab" * 32)
+        gateway.blobs["cd" * 32] = b"something else"
+        gateway.order("damaged.1.0", "cd" * 32)
+        gateway.send_set()
+        await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)
+    ends = {end.run: end for end in gateway.reports("run_finished")}
+    assert {end.evidence for end in ends.values()} == {common_pb2.EVIDENCE_NEVER_STARTED}
+    assert "is gone" in ends["gone.1.0"].message
+    assert "was damaged" in ends["damaged.1.0"].message
+
+
+async def test_a_command_that_does_not_exist_is_reported_with_what_to_do(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("job.1.0", gateway.blob("no-such-command"))
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_finished"))
+    [end] = gateway.reports("run_finished")
+    assert end.evidence == common_pb2.EVIDENCE_NEVER_STARTED
+    assert end.message.startswith("command not found: 'no-such-command'; give a path")
+
+
+async def test_output_is_followed_across_turns_of_the_ring_until_the_run_ends(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    script = "while [ ! -e go ]; do sleep 0.01; done; seq 1 300000"
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("job.1.0", gateway.blob("sh", "-c", script))
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_began"))
+        read = pb.LogRead(call="c", run="job.1.0", follow=True)
+        gateway.say(pb.AttachResponse(log_read=read))
+        other = pb.LogRead(call="cancelled", run="job.1.0", follow=True)
+        gateway.say(pb.AttachResponse(log_read=other))
+        gateway.say(pb.AttachResponse(log_read=pb.LogRead(call="cancelled", cancel=True)))
+        (tmp_path / "runs" / "job.1.0" / "go").touch()
+        await gateway.until(
+            lambda: any(chunk.end for chunk in gateway.messages("log_chunk") if chunk.call == "c")
+        )
+        for call, tail in (("tail", 7), ("none", 0)):
+            run = "job.1.0" if call == "tail" else "never.1.0"
+            asked = pb.LogRead(call=call, run=run, tail_bytes=tail)
+            gateway.say(pb.AttachResponse(log_read=asked))
+        await gateway.until(lambda: sum(c.end for c in gateway.messages("log_chunk")) == 3)
+    chunks: dict[str, bytes] = {}
+    for chunk in gateway.messages("log_chunk"):
+        chunks[chunk.call] = chunks.get(chunk.call, b"") + chunk.data
+    assert chunks["c"].endswith(b"299999\n300000\n")
+    assert chunks["tail"] == b"300000\n"
+    [error] = [chunk.error for chunk in gateway.messages("log_chunk") if chunk.error]
+    assert "no output of never.1.0" in error
+    assert not any(c.end for c in gateway.messages("log_chunk") if c.call == "cancelled")
+
+
+async def test_a_gateway_that_acknowledges_nothing_does_not_start_fenced_runs(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    gateway.ack_beats = False
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("fenced.1.0", gateway.blob("true"), fence_after_ms=60_000)
+        gateway.order("free.1.0", gateway.blob("true"))
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_finished"))
+        assert [end.run for end in gateway.reports("run_finished")] == ["free.1.0"]
+        gateway.ack_beats = True
+        await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)

@@ -28,10 +28,14 @@ SETTINGS = ProcessSettings(log_bytes_max=64 << 10, processes_max=512, ended_runs
 def executor(tmp_path: Path) -> Iterator[ProcessExecutor]:
     made = ProcessExecutor(tmp_path, SETTINGS)
     yield made
-    for run in made.supervised():
+    for run in supervised(made):
         made.kill(run)
-    until(lambda: not made.supervised())
+    until(lambda: not supervised(made))
     made.close()
+
+
+def supervised(executor: ProcessExecutor) -> list[RunId]:
+    return [run for run, alive in executor.kept().items() if alive]
 
 
 def until(met: Callable[[], object], within_s: float = 60.0) -> None:
@@ -201,7 +205,7 @@ def test_a_command_that_cannot_run_is_not_started_and_the_message_says_why(
     with pytest.raises(StartError, match=message):
         start(executor, command(tmp_path))
     assert executor.ends(0) == []
-    assert executor.supervised() == []
+    assert supervised(executor) == []
 
 
 def test_a_missing_working_directory_is_said(executor: ProcessExecutor) -> None:
@@ -348,7 +352,7 @@ def test_a_run_that_lives_is_adopted(executor: ProcessExecutor, tmp_path: Path) 
 
 def test_an_end_that_nobody_saw_is_found(executor: ProcessExecutor, tmp_path: Path) -> None:
     sh(executor, "exit 12")
-    until(lambda: not executor.supervised())
+    until(lambda: not supervised(executor))
     successor = ProcessExecutor(tmp_path, SETTINGS)
     assert successor.adopt(R) is Found.ENDED
     assert end_of(successor).exit_code == 12
@@ -382,7 +386,7 @@ def test_an_agent_that_died_before_its_order_was_whole_started_nothing(
     whole = executor._order(Launch(R, ("touch", str(tmp_path / "ran")), (BASE,)), ("touch", str(tmp_path / "ran")),
                             folder, executor._cgroups.find(R))  # fmt: skip
     executor._spawn(folder, whole[: len(whole) // 2])
-    until(lambda: R not in executor.supervised())
+    until(lambda: R not in supervised(executor))
     assert executor.adopt(R) is Found.ABSENT
     assert not (tmp_path / "ran").exists()
     sh(executor, "exit 6")

@@ -57,8 +57,14 @@ def test_changes_of_a_set_lead_to_the_same_set() -> None:
 
 
 def test_an_order_without_an_action_is_not_guessed() -> None:
-    with pytest.raises(ValueError, match="cannot be followed"):
+    with pytest.raises(wire.BadOrderError, match="cannot be followed"):
         wire.order(pb.RunOrder(run="job.1.0"))
+
+
+@pytest.mark.parametrize("run", ["", "../etc", "a/b.1.0", ".1.0", "x" * 129, "a\nb"])
+def test_a_name_that_could_be_a_path_is_refused_at_the_door(run: str) -> None:
+    with pytest.raises(wire.BadOrderError, match="not the name of a run"):
+        wire.order(pb.RunOrder(run=run, action=pb.RUN_ACTION_RUN))
 
 
 def test_every_evidence_travels() -> None:
