@@ -36,5 +36,5 @@ class TermBehindError(SchedulerExitError):
         super().__init__(
             f"won term {term}, but the log is at term {log_term} already: the election store has gone backwards "
             "(restored from a backup, or emptied). Refusing to lead. Running jobs are not affected. Raise the "
-            f"store's terms above {log_term} (docs/operations.md, 'Terms went backwards'), then start again."
+            f"store's terms above {log_term} (docs/how-to/scheduler.md, 'Terms went backwards'), then start again."
         )
