@@ -7,6 +7,7 @@ It must never know what a call means.
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ Response = TypeVar("Response")
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-OPTIONS = (
+OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
@@ -55,14 +56,30 @@ class Backoff:
 
 
 def open_channel(context: Context) -> grpc.Channel:
-    """A channel to the gateway: plain text, or TLS for "tls://HOST:PORT" and wherever a CA is configured."""
+    """A channel to the gateway: plain text, or TLS for "tls://HOST:PORT" and wherever a CA is configured.
+
+    Of several gateways, "A:1,B:1", one that answers is used, and another when it is gone.
+    """
     address = context.gateway.removeprefix("tls://")
-    if address == context.gateway and not context.ca:
-        return grpc.insecure_channel(address, options=OPTIONS)
-    roots = None
-    if context.ca:
-        roots = Path(context.ca).expanduser().read_bytes()
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(roots), options=OPTIONS)
+    first, *others = address.split(",")
+    options = OPTIONS
+    if others:
+        options = (*OPTIONS, ("grpc.default_authority", first))
+        address = "ipv4:" + ",".join(_numeric(each) for each in (first, *others))
+    if not context.gateway.startswith("tls://") and not context.ca:
+        return grpc.insecure_channel(address, options=options)
+    roots = Path(context.ca).expanduser().read_bytes() if context.ca else None
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(roots), options=options)
+
+
+def _numeric(address: str) -> str:
+    """GRPC takes a list of addresses, not of names. A name that is not known now stays as it is, and is never reached."""
+    host, _, port = address.strip().rpartition(":")
+    try:
+        found = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except OSError:
+        return address
+    return "{}:{}".format(*found[0][4])
 
 
 class Streamed(Protocol[Answer_co]):

@@ -246,7 +246,9 @@ class Client:
         try:
             yield from call
         except grpc.RpcError as error:
-            raise self._caller.failure(error, f"cannot read the logs of job {job!r}") from error
+            what = f"cannot read the logs of job {job!r}"
+            again = f"tidemill logs {'-f ' if follow else ''}{job}"
+            raise self._caller.failure(error, what, again) from error
         finally:
             call.cancel()
 

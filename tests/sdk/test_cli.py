@@ -289,6 +289,7 @@ def test_a_dry_run_sends_nothing(run: Run, cell: FakeGateway) -> None:
     [
         (["submit"], "nothing to submit"),
         (["submit", "-", "--gpus", "1"], "flags do not go with jobs from stdin"),
+        (["submit", "-", "--watch"], "flags do not go with jobs from stdin"),
         (["submit", "/nowhere.sh"], "cannot read the script /nowhere.sh"),
         (["submit", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
         (["submit", "--gpus", "many", "--", "x"], "the command line: gpus: must be a whole number, not 'many'"),

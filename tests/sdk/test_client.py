@@ -159,6 +159,19 @@ def test_reads_are_repeated_while_the_gateway_is_away_and_within_the_deadline(
         assert client.cell().leader == "s1"
 
 
+def test_of_several_gateways_one_that_answers_is_used(gateway: FakeGateway) -> None:
+    second = FakeGateway()
+    second.start()
+    addresses = f"localhost:{gateway.port},localhost:{second.port}"
+    with Client(addresses, token="good", deadline_s=20.0) as client:
+        assert client.cell().leader == "s1"
+        (gateway if gateway.calls else second).stop()
+        assert client.cell().leader == "s1"
+    assert gateway.calls
+    assert second.calls
+    second.stop()
+
+
 def test_a_gateway_that_asks_to_wait_is_asked_again_after_the_wait(
     gateway: FakeGateway, client: Client
 ) -> None:

@@ -200,6 +200,24 @@ def test_what_the_block_raises_is_reported_and_raised(cell: Cell) -> None:
     assert cell.gateway.reports[1].save_failed.message == "ZeroDivisionError: division by zero"
 
 
+def test_a_directory_that_cannot_be_made_is_a_failed_save(cell: Cell) -> None:
+    (cell.root / "job1").write_text("a file where a directory should be")
+    with cell.session() as s, pytest.raises(OSError, match="Not a directory"), s.save(1):
+        pass
+    assert cell.gateway.kinds() == ["save_began", "save_failed"]
+
+
+def test_a_save_in_parts_may_end_in_another_thread_and_ends_once(cell: Cell) -> None:
+    with cell.session() as s:
+        (s.save_started(1) / "w").write_text("w")
+        ending = threading.Thread(target=s.saved, args=(1,))
+        ending.start()
+        ending.join()
+        with pytest.raises(CheckpointError, match="save_started was not called"):
+            s.saved(1)
+    assert cell.gateway.kinds() == ["save_began", "saved"]
+
+
 def test_a_commit_that_fails_is_reported_and_training_goes_on(cell: Cell) -> None:
     with cell.session({"WORLD_SIZE": "2"}) as s, s.save(1, commit_timeout_s=0.05) as directory:
         (directory / "w").write_text("w")

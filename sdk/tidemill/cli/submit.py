@@ -81,8 +81,8 @@ def submit(
     given = {key: value for key, value in said.items() if value}
     words: list[str] = ctx.meta.get("tidemill.command", [])
     if file == "-":
-        if given or words:
-            why = "each line holds the whole job"
+        if given or words or watch or dry_run:
+            why = "each line holds the whole job; `tidemill jobs -w` follows them"
             raise UsageError("flags do not go with jobs from stdin", why=why)
         _submit_stream(ctx, output)
         return

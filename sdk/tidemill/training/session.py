@@ -218,7 +218,10 @@ class Session:
             self._loop.phase = before
 
     def save_started(self, step: int, *, shared: bool = False) -> Path:
-        """The directory to write into; then `saved` or `save_failed`, from any thread. Raises OSError."""
+        """The directory to write into; then `saved` or `save_failed`, from any thread.
+
+        Raises OSError, reported as a failed save, when there can be none.
+        """
         if step <= self._began:
             raise CheckpointError(
                 f"step {step} is not above {self._began}, where this attempt began"
@@ -227,7 +230,11 @@ class Session:
         staging = Staging(self.identity, step, tries=self._tries[step], shared=shared)
         if self.identity.rank == 0:
             self._report(reports_pb.Report(save_began=self._about(reports_pb.SaveBegan, step)))
-        directory = staging.begin()
+        try:
+            directory = staging.begin()
+        except (OSError, CheckpointError) as error:
+            self.save_failed(step, str(error))
+            raise
         self._staged[step] = (staging, time.monotonic_ns())
         return directory
 
@@ -240,6 +247,10 @@ class Session:
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> Manifest | None:
         """This rank has written everything. Rank 0 commits and reports; None when that failed or on other ranks."""
+        if step not in self._staged:
+            raise CheckpointError(
+                f"step {step}: save_started was not called, or it has ended already"
+            )
         staging, began_ns = self._staged.pop(step)
         manifest: Manifest | None = None
         try:
