@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
@@ -111,7 +112,7 @@ class Service:
             stack.push_async_callback(driver.stop)
             port = await server.start(self._settings.listen)
             stack.push_async_callback(self._drain, driver, server)
-            await self._say_ready(driver, server, port)
+            await self._say_ready(stack, driver, server, port)
             await self._end
 
     def _keys(self) -> CellKeys:
@@ -177,7 +178,9 @@ class Service:
             raise SettingsError(f"settings tls_certificate, tls_key: {error}") from error
         return grpc.ssl_server_credentials([pair])
 
-    async def _say_ready(self, driver: Driver, server: Server, port: int) -> None:
+    async def _say_ready(
+        self, stack: AsyncExitStack, driver: Driver, server: Server, port: int
+    ) -> None:
         """Once the log has been read to its end: probes, the monitor and the address file say where we are."""
         self._telemetry.health.wait("log", "the log has not been read to its end yet")
         self._telemetry.health.ready()
@@ -190,7 +193,9 @@ class Service:
         self._telemetry.health.ready("log")
         host, _ = parse_address(self._settings.listen, "listen")
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        write_address(self._settings.home / ADDRESS_FILE, address)
+        path = self._settings.home / ADDRESS_FILE
+        write_address(path, address)
+        stack.callback(forget_address, path, address)
         self._log.info("gateway_listens", address=address)
 
     async def _drain(self, driver: Driver, server: Server) -> None:
@@ -223,3 +228,10 @@ def write_address(path: Path, address: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(address + "\n")
     scratch.replace(path)
+
+
+def forget_address(path: Path, address: str) -> None:
+    """Nobody is to look for us there any more; the address of another gateway stays."""
+    with contextlib.suppress(OSError):  # Gone already, or not ours to remove.
+        if path.read_text().strip() == address:
+            path.unlink()

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.gateway.server import SERVICES
+from services.gateway.service import forget_address, write_address
 from services.gateway.settings import GatewaySettings
 from services.runtime.ids import blob_digest
 from services.runtime.ports import Outgoing, PortError, Publisher
@@ -363,6 +364,22 @@ async def test_a_gateway_that_goes_down_ends_streams_with_a_reason_to_come_back(
         1.0,
     )
     assert leader.error is None
+
+
+async def test_the_address_is_in_its_file_while_there_is_one_to_call(
+    tmp_path: Path, leader: Leader
+) -> None:
+    async with serving(tmp_path) as served:
+        during = (tmp_path / "gateway.addr").read_text()
+    assert (during, (tmp_path / "gateway.addr").exists()) == (served.address + "\n", False)
+    assert leader.error is None
+
+
+def test_the_address_of_another_gateway_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.addr"
+    write_address(path, "127.0.0.1:2")
+    forget_address(path, "127.0.0.1:1")
+    assert path.read_text() == "127.0.0.1:2\n"
 
 
 async def test_a_second_gateway_on_the_same_port_says_so(served: Served, tmp_path: Path) -> None:
