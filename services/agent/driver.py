@@ -28,6 +28,7 @@ from services.agent.environment import Surroundings, checkpoint_directory, envir
 from services.agent.fencing import Now
 from services.agent.inventory import probe
 from services.agent.link import GatewayError, LaunchGoneError, Link
+from services.agent.links import Links
 from services.agent.orders import Order
 from services.agent.output import Readers
 from services.agent.runs import NEVER
@@ -45,6 +46,7 @@ STARTS_AT_ONCE: Final = 4
 KILLS_AT_ONCE: Final = 2
 ENDS_LOOK_S: Final = 1.0
 MARKERS_EVERY_S: Final = 2.0
+LINKS_EVERY_S: Final = 1.0
 # Also without a due time the clocks are looked at this often: a suspended host does not move timers.
 LOOK_MS: Final = 1_000
 
@@ -64,6 +66,7 @@ class Driver:
         link: Link,
         clock: Clock,
         around: Surroundings,
+        links: Links,
         observe: Callable[[AgentCore], None] = lambda _core: None,
     ) -> None:
         self.core = core
@@ -75,6 +78,7 @@ class Driver:
         self._link = link
         self._clock = clock
         self._around = around
+        self._links = links
         self._launches: dict[str, common_pb2.Launch] = {}
         self._watches: dict[RunId, Watching] = {}
         self._advertised = around.gateway
@@ -99,6 +103,7 @@ class Driver:
             watcher.start()
             self._spawn(self._stream.run())
             self._spawn(self._watch_markers())
+            self._spawn(self._watch_links())
             await self._failed
         finally:
             await self._close(watcher)
@@ -346,6 +351,17 @@ class Driver:
             log.info("checkpoint_found", job=saved.job, step=saved.step, uri=saved.uri)
             self._feed(m.Observed(saved))
 
+    async def _watch_links(self) -> None:
+        """Telemetry: told while attached, and the whole again after each attach."""
+        while True:
+            await asyncio.sleep(LINKS_EVERY_S)
+            if self.core.attached:
+                at_ms = self._clock.wall_ms()
+                for change in self._links.look():
+                    log.info("link", nic=change.nic, up=change.up, changes=change.changes)
+                    message = wire.link_signal(self.core.node, self.core.incarnation, at_ms, change)
+                    self._stream.send(message)
+
     # --- what the stream says
 
     def _hear(self, event: m.Connected | m.Disconnected | wire.Heard) -> None:
@@ -354,6 +370,7 @@ class Driver:
                 log.info("attached", gateway=self._link.address, cell=cell)
                 gateway = self._advertised or self._link.address
                 self._around = replace(self._around, cell=cell, gateway=gateway)
+                self._links.say_again()
             case m.Refused():
                 log.warning("refused", code=event.code, message=event.message)
             case _:

@@ -21,6 +21,7 @@ from statemachines.values import DeviceSpec, Inventory, NicSpec
 
 MIB: Final = 1 << 20
 SYS: Final = Path("/sys")
+NETWORK: Final = SYS / "class/net"
 PROC: Final = Path("/proc")
 DEVICES_MAX: Final = 1024
 # Above this a limit in a control group means "none".
@@ -45,6 +46,7 @@ class Overrides(msgspec.Struct, frozen=True):
     # "8xH100"; any declaration replaces the real devices.
     fake_gpus: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    nics: tuple[str, ...] = ()
 
 
 def take(overrides: Overrides, *, gateway_host: str) -> Inventory:
@@ -62,7 +64,7 @@ def take(overrides: Overrides, *, gateway_host: str) -> Inventory:
         cpu_milli=overrides.cpu_milli or cpu_milli(),
         memory_mib=overrides.memory_mib or memory_mib(),
         devices=fakes or nvidia(),
-        nics=nics(),
+        nics=nics(overrides.nics),
         labels=tuple(sorted((labels | dict(overrides.labels)).items())),
         boot_id=boot_id(),
         agent_version=version("tidemill-server"),
@@ -125,26 +127,37 @@ def own_address(gateway_host: str) -> str:
         return socket.gethostname()
 
 
-def nics(root: Path = SYS / "class/net") -> tuple[NicSpec, ...]:
-    """Interfaces with hardware, and the loopback; never virtual bridges and pairs of containers."""
+def nics(names: Sequence[str] = (), root: Path = NETWORK) -> tuple[NicSpec, ...]:
+    """The named interfaces; without names those with hardware, and the loopback. Raises ValueError for a missing one."""
+    for name in names:
+        if not name or "/" in name or not (root / name).is_dir():
+            raise ValueError(f"--nics {name!r}: this host has no such interface")
+    if names:
+        return tuple(_nic(root / name) for name in names)
     if not root.is_dir():
         return ()
-    found = [_nic(path) for path in sorted(root.iterdir())]
-    return tuple(nic for nic in found if nic is not None)
+    return tuple(_nic(path) for path in sorted(root.iterdir()) if _is_hardware(path))
 
 
-def _nic(path: Path) -> NicSpec | None:
+def _is_hardware(path: Path) -> bool:
+    """Never the virtual bridges and pairs of containers."""
+    return path.name == "lo" or (path / "device").exists()
+
+
+def _nic(path: Path) -> NicSpec:
     loopback = path.name == "lo"
-    if not loopback and not (path / "device").exists():
-        return None
     kind = "infiniband" if _text(path / "type") == _INFINIBAND else "ethernet"
-    up = _text(path / "operstate") == "up"
     return NicSpec(
         name=path.name,
         speed_mbps=max(_number(path / "speed"), 0),
-        up=up or loopback,
+        up=is_up(path),
         kind="loopback" if loopback else kind,
     )
+
+
+def is_up(path: Path) -> bool:
+    """Whether the interface can carry traffic now; some kinds, such as the loopback, never say more than unknown."""
+    return _text(path / "operstate") in {"up", "unknown"}
 
 
 def nvidia() -> tuple[DeviceSpec, ...]:

@@ -22,6 +22,7 @@ from services.agent.driver import Driver
 from services.agent.environment import Surroundings, host_environment
 from services.agent.inventory import Overrides, take
 from services.agent.link import Link
+from services.agent.links import Links
 from services.agent.metrics import AgentMetrics
 from services.agent.store import StateStore
 from services.agent.table import AgentState
@@ -90,6 +91,10 @@ class AgentServiceSettings(CellSettings, frozen=True, kw_only=True):
         Meta(ge=0, le=1 << 30, description="Memory to offer, in MiB; 0: what this host has"),
     ] = 0
     labels: Annotated[tuple[str, ...], Meta(description="Labels of this node, NAME=VALUE")] = ()
+    nics: Annotated[
+        tuple[str, ...],
+        Meta(description="Network interfaces to offer and watch; none: those with hardware"),
+    ] = ()
     job_gateway: Annotated[
         str,
         Meta(description="Gateway that trainers are told; empty: the one that the agent uses"),
@@ -161,6 +166,7 @@ async def _serve(
             link=link,
             clock=make_clock(),
             around=_surroundings(settings, node, inventory),
+            links=Links(nic.name for nic in inventory.nics if nic.kind != "loopback"),
             observe=AgentMetrics(telemetry).observe,
         )
         telemetry.log.info(
@@ -246,6 +252,7 @@ def _inventory(settings: AgentServiceSettings, gateway: str) -> Inventory:
         memory_mib=settings.memory,
         fake_gpus=settings.fake_gpus,
         labels=tuple((name, value) for name, _, value in labels),
+        nics=settings.nics,
     )
     try:
         return take(overrides, gateway_host=urlsplit(f"//{gateway}").hostname or gateway)

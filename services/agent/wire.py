@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from services.agent import messages as m
+from services.agent.links import LinkChange
 from services.agent.orders import Action, DesiredSet, Order, Position
 from services.agent.outbox import Report, RunBegan, RunFinished, Saved
 from services.runtime.ports import PortError
@@ -132,6 +133,20 @@ def request(node: str, action: Sent) -> wire.AttachRequest:
                 message=action.message[:MESSAGE_MAX],
             )
             return wire.AttachRequest(signal=signal)
+
+
+def link_signal(node: str, incarnation: int, at_ms: int, change: LinkChange) -> wire.AttachRequest:
+    """A link of this node is up or down."""
+    signal = telemetry_pb2.Signal(
+        node=node,
+        incarnation=incarnation,
+        at_ms=at_ms,
+        kind=telemetry_pb2.SIGNAL_KIND_NIC_LINK,
+        nic=change.nic,
+        code="up" if change.up else "down",
+        value=change.changes,
+    )
+    return wire.AttachRequest(signal=signal)
 
 
 def report(node: str, claim: Report) -> reports_pb2.Report:

@@ -13,6 +13,7 @@ from services.agent.core import AgentCore
 from services.agent.driver import Driver
 from services.agent.environment import Surroundings
 from services.agent.link import Link
+from services.agent.links import Links
 from services.agent.markers import describe, digest
 from services.agent.store import StateStore
 from services.agent.table import AgentState
@@ -28,7 +29,9 @@ INVENTORY = Inventory(
 
 
 @contextlib.asynccontextmanager
-async def agent(state: Path, gateway: FakeGateway) -> AsyncIterator[Driver]:
+async def agent(
+    state: Path, gateway: FakeGateway, links: Links | None = None
+) -> AsyncIterator[Driver]:
     """An agent of node n1 that ends with the block; its runs go on."""
     with contextlib.ExitStack() as held:
         store = StateStore(state)
@@ -48,6 +51,7 @@ async def agent(state: Path, gateway: FakeGateway) -> AsyncIterator[Driver]:
             executor=executor,
             files=executor,
             link=Link(lambda: [f"127.0.0.1:{gateway.port}"]),
+            links=links or Links(()),
             clock=make_clock(),
             around=Surroundings(
                 cell="",
@@ -228,3 +232,19 @@ async def test_a_gateway_that_acknowledges_nothing_does_not_start_fenced_runs(
         assert [end.run for end in gateway.reports("run_finished")] == ["free.1.0"]
         gateway.ack_beats = True
         await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)
+
+
+async def test_links_are_told_when_they_change_and_again_after_each_attach(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    folder = tmp_path / "net" / "eth0"
+    folder.mkdir(parents=True)
+    (folder / "operstate").write_text("up\n")
+    async with agent(tmp_path / "state", gateway, Links(["eth0"], tmp_path / "net")):
+        await gateway.until(lambda: len(gateway.messages("signal")) == 1)
+        (folder / "operstate").write_text("down\n")
+        await gateway.until(lambda: len(gateway.messages("signal")) == 2)
+        gateway.cut()
+        await gateway.until(lambda: len(gateway.messages("signal")) == 3)
+    told = [(signal.nic, signal.code) for signal in gateway.messages("signal")]
+    assert told == [("eth0", "up"), ("eth0", "down"), ("eth0", "down")]

@@ -85,12 +85,20 @@ def test_interfaces_with_hardware_are_listed_with_speed_state_and_kind(tmp_path:
     interface(tmp_path, "eth1", operstate="down", speed="-1")
     interface(tmp_path, "docker0", hardware=False)
     interface(tmp_path, "lo", hardware=False, operstate="unknown")
-    assert nics(tmp_path) == (
+    assert nics(root=tmp_path) == (
         NicSpec("eth1", 0, up=False, kind="ethernet"),
         NicSpec("ib0", 400_000, up=True, kind="infiniband"),
         NicSpec("lo", 0, up=True, kind="loopback"),
     )
-    assert nics(tmp_path / "none") == ()
+    assert nics(root=tmp_path / "none") == ()
+
+
+def test_interfaces_can_be_named_and_must_exist(tmp_path: Path) -> None:
+    interface(tmp_path, "veth0", hardware=False)
+    assert [nic.name for nic in nics(["veth0"], tmp_path)] == ["veth0"]
+    for name in ("veth1", "../veth0", ""):
+        with pytest.raises(ValueError, match="no such interface"):
+            nics([name], tmp_path)
 
 
 def test_declared_devices_always_answer_a_probe_and_missing_ones_do_not() -> None:
