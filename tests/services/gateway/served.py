@@ -98,8 +98,11 @@ class Leader:
 class Served:
     """One running gateway, and stubs for it."""
 
-    def __init__(self, directory: Path, address: str, shutdown: Shutdown) -> None:
+    def __init__(
+        self, directory: Path, address: str, shutdown: Shutdown, *, monitor: str = ""
+    ) -> None:
         self.directory = directory
+        self.monitor = monitor
         self.address = address
         self.shutdown = shutdown
         self.channel = grpc.aio.insecure_channel(
@@ -138,7 +141,7 @@ async def serving(
         served = None
         try:
             address = await _address(directory / ADDRESS_FILE, running)
-            served = Served(directory, address, shutdown)
+            served = Served(directory, address, shutdown, monitor=telemetry.address)
             yield served
         finally:
             shutdown.ask()

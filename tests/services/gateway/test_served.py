@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,31 @@ async def test_health_answers_without_a_token_and_reflection_with_one(served: Se
     assert status == health_pb2.HealthCheckResponse.SERVING
     assert set(SERVICES) <= names
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_calls_writes_and_the_fold_are_measured(served: Served) -> None:
+    await admitted(served)
+    await refused(served.jobs.GetJob(jobs.GetJobRequest(job="nope"), **ALICE))
+    metrics = await asyncio.to_thread(fetched, f"http://{served.monitor}/metrics")
+    ready = await asyncio.to_thread(fetched, f"http://{served.monitor}/readyz")
+    lines = metrics.splitlines()
+    prefix = "tidemill_gateway_requests_total"
+    assert f'{prefix}{{code="OK",method="JobService/SubmitJob"}} 1.0' in lines
+    assert f'{prefix}{{code="NOT_FOUND",method="JobService/GetJob"}} 1.0' in lines
+    assert "tidemill_gateway_jobs 1.0" in lines
+    assert float(value_of(lines, "tidemill_gateway_write_records_sum")) >= 1
+    assert float(value_of(lines, "tidemill_gateway_log_age_seconds")) < WITHIN_S
+    assert ready == "ready\n"
+
+
+def fetched(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=WITHIN_S) as response:
+        return str(response.read().decode())
+
+
+def value_of(lines: list[str], name: str) -> str:
+    (line,) = [each for each in lines if each.startswith(f"{name} ")]
+    return line.rpartition(" ")[2]
 
 
 # --- going down, coming up
