@@ -31,6 +31,7 @@ from services.agent.link import GatewayError, LaunchGoneError, Link
 from services.agent.links import Links
 from services.agent.orders import Order
 from services.agent.output import Readers
+from services.agent.relay import relayed
 from services.agent.runs import NEVER
 from services.agent.store import StateStore
 from services.agent.stream import FIRST_WAIT_S, LONGEST_WAIT_S, Stream, jittered
@@ -130,14 +131,16 @@ class Driver:
             await asyncio.to_thread(watcher.join)
 
     async def _adopt(self) -> None:
-        """Find again what an earlier agent started; what no table knows is ended."""
+        """Find again what an earlier agent started; what no table knows waits for what the cell says of it."""
+        strays = []
         for run, alive in self._files.kept().items():
-            if run in self.core.table:
-                continue
-            if alive:
-                log.warning("unknown_run_found", run=run, action="killed")
-                await self._in(self._kills, self._executor.kill, run)
-            await self._forget(run)
+            if run not in self.core.table:
+                log.warning("unknown_run_found", run=run, alive=alive)
+                if alive:
+                    strays.append(run)
+                else:
+                    await self._forget(run)
+        self._feed(m.Strays(tuple(strays)))
         for run in self.core.unadopted:
             found = await self._in(self._kills, self._executor.adopt, run)
             log.info("run_adopted", run=run, found=found)
@@ -238,6 +241,12 @@ class Driver:
             del self._launches[digest]
 
     async def _start(self, order: Order) -> None:
+        found = await self._in(self._starts, self._executor.adopt, order.run)
+        if found is not Found.ABSENT:  # Started by an agent whose table was lost: once is enough.
+            log.warning("run_adopted", run=order.run, found=found)
+            if found is Found.ALIVE:
+                self._feed(m.Started(order.run))
+            return
         asked = self._launches[order.launch]
         launch = self._prepare(order, asked)
         await self._watch(order, asked, ignore_present=True)
@@ -321,6 +330,9 @@ class Driver:
             signal=end.signal,
         )
         ending = Ending(end.evidence, end.exit_code, end.signal, end.message)
+        entry = self.core.table.get(end.run)
+        for report in relayed(entry.order, end.left) if entry is not None else ():
+            self._feed(m.Observed(report))
         self._feed(m.Ended(end.run, ending))
 
     # --- checkpoints of programs without the SDK

@@ -12,7 +12,7 @@ import msgspec
 
 from services.agent.fencing import Stamp
 from services.agent.orders import DesiredSet, Order, Position
-from services.agent.outbox import Report, Saved
+from services.agent.outbox import Relayed, Report, Saved
 from services.agent.table import AgentState, Ending
 from statemachines.values import Inventory, RunId
 
@@ -86,6 +86,12 @@ class LaunchMissing(Message):
     message: str
 
 
+class Strays(Message):
+    """After a restart: runs that live here and that no table knows. Said before Connected."""
+
+    runs: tuple[RunId, ...]
+
+
 class Adopted(Message):
     """After a restart: the run's supervisor lives (`alive`), or nothing of it was ever started."""
 
@@ -120,9 +126,9 @@ class Probed(Message):
 
 
 class Observed(Message):
-    """The marker watcher saw a committed checkpoint."""
+    """The marker watcher saw a committed checkpoint, or a run that ended left a report unsent."""
 
-    saved: Saved
+    saved: Saved | Relayed
 
 
 class Quit(Message):
@@ -137,7 +143,7 @@ CellEvent = Connected | Disconnected | Welcomed | Refused | Desired
 RunEvent = Adopted | Started | Ended | Reaped | Probed
 Event = (
     CellEvent | RunEvent | BeatAcked | ReportAcked | Persisted | PersistFailed | LaunchReady
-    | LaunchMissing | Observed | Quit | Tick
+    | LaunchMissing | Observed | Strays | Quit | Tick
 )  # fmt: skip
 
 

@@ -41,7 +41,13 @@ class Saved(msgspec.Struct, frozen=True, tag="saved", gc=False):
     manifest: str
 
 
-Kind = RunBegan | RunFinished | Saved
+class Relayed(msgspec.Struct, frozen=True, tag="relayed", gc=False):
+    """What a trainer of this node left unsent when it ended: a serialised tidemill.v1.Report, checked by relay.py."""
+
+    report: bytes
+
+
+Kind = RunBegan | RunFinished | Saved | Relayed
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):

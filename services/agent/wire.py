@@ -9,7 +9,7 @@ from typing import Final
 from services.agent import messages as m
 from services.agent.links import LinkChange
 from services.agent.orders import Action, DesiredSet, Order, Position
-from services.agent.outbox import Report, RunBegan, RunFinished, Saved
+from services.agent.outbox import Relayed, Report, RunBegan, RunFinished, Saved
 from services.runtime.ports import PortError
 from statemachines.values import Grant, Inventory, ResumePoint, RunId
 from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
@@ -173,6 +173,12 @@ def report(node: str, claim: Report) -> reports_pb2.Report:
             )
         case Saved() as saved:
             message.saved.CopyFrom(_saved(node, saved))
+        case Relayed(report=left):
+            said = reports_pb2.Report.FromString(left)
+            kind = said.WhichOneof("kind")
+            assert kind is not None, "relay.py lets no empty report through"
+            getattr(message, kind).CopyFrom(getattr(said, kind))
+            message.at_ms = said.at_ms or claim.at_ms
     return message
 
 

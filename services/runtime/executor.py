@@ -47,6 +47,8 @@ class RunEnd(msgspec.Struct, frozen=True, gc=False):
     exit_code: int = 0
     signal: int = 0
     message: str = ""
+    # Reports that its programs could not send, each a serialised tidemill.v1.Report, oldest first. Claims, unchecked.
+    left: tuple[bytes, ...] = ()
 
 
 @unique

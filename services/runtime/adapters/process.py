@@ -28,6 +28,7 @@ import msgspec
 from services.runtime.adapters import process_shim as shim
 from services.runtime.adapters import process_tree as tree
 from services.runtime.adapters.cgroups import Cgroups, Group, Limits
+from services.runtime.adapters.process_spool import left_over
 from services.runtime.executor import Found, Launch, RunEnd, StartError
 from statemachines.values import Evidence, RunId
 
@@ -277,7 +278,7 @@ class ProcessExecutor:
         group = self._cgroups.find(run)
         starved = group.out_of_memory()
         group.remove()
-        end = _read_end(run, self._folder(run) / "exit")
+        end = _read_end(run, self._folder(run))
         if starved and end.exit_code + end.signal:
             message = "out of memory: the kernel killed a process at the run's memory limit"
             return msgspec.structs.replace(end, message=message)
@@ -354,14 +355,16 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
-def _read_end(run: RunId, path: Path) -> RunEnd:
+def _read_end(run: RunId, folder: Path) -> RunEnd:
     """The end that the supervisor kept; without one, it was killed itself."""
+    left = left_over(folder / "spool")
     try:
-        code, number, evidence, message = path.read_text().split("\n", 1)[0].split(" ", 3)
-        return RunEnd(run, Evidence(evidence), int(code), int(number), message)
+        kept = (folder / "exit").read_text()
+        code, number, evidence, message = kept.split("\n", 1)[0].split(" ", 3)
+        return RunEnd(run, Evidence(evidence), int(code), int(number), message, left)
     except (OSError, ValueError):
         message = "its supervisor was killed; how it ended is not known"
-        return RunEnd(run, Evidence.KILLED_AND_REAPED, signal=SIGKILL, message=message)
+        return RunEnd(run, Evidence.KILLED_AND_REAPED, signal=SIGKILL, message=message, left=left)
 
 
 def _open_regular(folder: Path, name: str) -> BinaryIO | None:

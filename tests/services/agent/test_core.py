@@ -184,6 +184,31 @@ def test_a_lost_table_starts_nothing_twice(node: Node) -> None:
     assert node.evidence(R) is Evidence.KILLED_AND_REAPED
 
 
+def test_what_lives_unknown_is_killed_once_a_set_does_not_name_it(node: Node) -> None:
+    stray = RunId("old.1.0")
+    node.crash()
+    node.alive.add(stray)
+    node.say(m.Strays((stray,)))
+    node.attach()
+    assert node.alive == {stray}
+    node.say(node.desire(order(R)))
+    assert node.alive == {R}
+    assert node.evidence(stray) is Evidence.KILLED_AND_REAPED
+    node.say(m.ReportAcked(node.reports()[-1].sequence))
+    node.say(m.ReportAcked(node.reports()[-2].sequence))
+    node.say(node.desire(order(R, started=True), offset=2))
+    assert list(node.core.table) == [R]
+
+
+def test_what_lives_unknown_and_is_ordered_is_not_killed_for_being_unknown(node: Node) -> None:
+    node.disk = None
+    node.crash()
+    node.say(m.Strays((R,)))
+    node.attach()
+    node.say(node.desire(order(R)))
+    assert node.sent(m.Kill) == []
+
+
 # --- stopping
 
 

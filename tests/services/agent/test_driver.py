@@ -248,3 +248,25 @@ async def test_links_are_told_when_they_change_and_again_after_each_attach(
         await gateway.until(lambda: len(gateway.messages("signal")) == 3)
     told = [(signal.nic, signal.code) for signal in gateway.messages("signal")]
     assert told == [("eth0", "up"), ("eth0", "down"), ("eth0", "down")]
+
+
+async def test_with_its_state_lost_an_agent_goes_on_with_what_it_started_and_starts_nothing_twice(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    state, fifo, starts = tmp_path / "state", tmp_path / "go", tmp_path / "starts"
+    script = f"echo $$ >> {starts}; mkfifo {fifo} || exit 99; read word < {fifo}; exit 9"
+    async with agent(state, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("job.1.0", gateway.blob("sh", "-c", script))
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_began") and fifo.exists())
+    (state / "state").unlink()
+    async with agent(state, gateway):
+        await gateway.until(lambda: len(gateway.messages("attach")) == 2)
+        gateway.send_set()  # The cell had not heard of its start.
+        await gateway.until(lambda: len(gateway.reports("run_began")) == 1)
+        await gateway.until(lambda: gateway.messages("beat")[-1].live_runs == 1)
+        await asyncio.to_thread(fifo.write_text, "go\n")
+        await gateway.until(lambda: gateway.reports("run_finished"))
+    assert gateway.reports("run_finished")[-1].exit_code == 9
+    assert len(starts.read_text().split()) == 1

@@ -97,6 +97,20 @@ def test_exit_code_and_signal_are_kept(
     assert end_of(executor) == RunEnd(R, Evidence.EXIT_STATUS, code, number)
 
 
+def test_what_a_run_left_unsent_comes_with_its_end_and_nothing_else_does(
+    executor: ProcessExecutor,
+) -> None:
+    sh(
+        executor,
+        "cd $TIDEMILL_SPOOL_DIR; mkdir rank-0 rank-1; printf two > rank-0/2.report; printf one > rank-0/1.report; "
+        "printf three > rank-1/1.report; printf torn > rank-0/3.report.tmp; ln -s /etc/passwd rank-0/4.report; "
+        "mkfifo rank-0/5.report; head -c 70000 /dev/zero > rank-0/6.report; ln -s rank-0 rank-2; exit 3",
+    )
+    assert end_of(executor) == RunEnd(
+        R, Evidence.EXIT_STATUS, exit_code=3, left=(b"one", b"two", b"three")
+    )
+
+
 def test_terminate_reaches_the_main_process_and_no_other(
     executor: ProcessExecutor, tmp_path: Path
 ) -> None:
@@ -470,6 +484,21 @@ def test_renewals_keep_the_supervisor_from_fencing(executor: ProcessExecutor) ->
 
     until(ended)
     assert found == [RunEnd(R, Evidence.EXIT_STATUS, exit_code=8)]
+
+
+def test_a_start_that_was_held_up_past_the_fence_does_not_happen(
+    executor: ProcessExecutor, tmp_path: Path
+) -> None:
+    stamp(executor, ago_ms=5_000)
+    with pytest.raises(StartError, match="did not answer this node for too long before the start"):
+        sh(executor, f"touch {tmp_path}/ran", fence_after_ms=1_000)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_stamp_of_another_boot_renews_nothing(executor: ProcessExecutor) -> None:
+    stamp(executor, ago_ms=-3_600_000)
+    sh(executor, "sleep 1000", fence_after_ms=300)
+    assert end_of(executor).evidence is Evidence.SELF_FENCED
 
 
 # --- a full disk

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.agent.orders import Position
-from services.agent.outbox import Report, RunBegan, RunFinished, Saved
+from services.agent.outbox import Relayed, Report, RunBegan, RunFinished, Saved
 from services.agent.store import InUseError, StateStore
 from services.agent.table import AgentState, Ending, Entry, Phase
 from services.runtime.ports import PortError, StorageFullError
@@ -31,6 +31,7 @@ STATE = AgentState(
         Report(5, 3, 1, RunBegan(RunId("job.1.0"))),
         Report(6, 3, 2, RunFinished(RunId("job.1.1"), Evidence.SELF_FENCED, signal=9)),
         Report(7, 3, 3, Saved("job", 1, 5, "/u", 10, Tier.LOCAL, Reach.NODE, "ab")),
+        Report(8, 3, 4, Relayed(b"\x00\xff")),
     ),
 )
 
