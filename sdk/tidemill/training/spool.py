@@ -1,8 +1,8 @@
 """Checkpoint reports that the gateway has not answered yet, on disk: one file each, named in order.
 
-A file is written aside, synced and renamed, so it is there whole or not at all. A process of the same attempt that
-starts again sends first what the one before it left. This file must never raise for a full or missing disk: the report
-then lives in memory only, and says so in the log.
+A file is written aside, synced and renamed, so it is there whole or not at all. What a dead process left is told by its
+agent, before it tells that end; a process of the same attempt that starts again sends it first. This file must never
+raise for a full or missing disk: the report then lives in memory only, and says so in the log.
 """
 
 from __future__ import annotations
