@@ -140,6 +140,8 @@ class AgentCore:
                 self._runs.launch(digest, message)
             case m.Observed(saved=saved):
                 self._claim(saved, now)
+            case m.Strays(runs=runs):
+                self._runs.strays.update(runs)
             case m.Adopted() | m.Started() | m.Ended() | m.Reaped() | m.Probed():
                 self._runs.take(event, now)
             case _:

@@ -69,6 +69,8 @@ class Runs:
         self.unadopted = {
             run for run, entry in self.table.items() if entry.phase in LIVE | {Phase.PENDING}
         }
+        # What lives here and no table knows, until a set says what to do about it.
+        self.strays: set[RunId] = set()
         self._orders: Mapping[RunId, Order] = {}
         self._settings = settings
         self._standing = standing
@@ -114,6 +116,11 @@ class Runs:
                 self._admit(order)
             elif entry.order != order:
                 self._put(replace(entry, order=order))
+        for run in sorted(self.strays - orders.keys()):
+            self._put(
+                Entry(Order(run=run, job="", attempt=0, rank=0, action=Asked.STOP), Phase.STRANGE)
+            )
+        self.strays.clear()
 
     def _admit(self, order: Order) -> None:
         if order.action is Asked.STOP or order.started:

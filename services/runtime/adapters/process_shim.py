@@ -123,10 +123,11 @@ class Fence:
         return max(mono - self._mono_ms, boot - self._boot_ms)
 
     def _read(self) -> None:
-        """An absent or torn stamp renews nothing."""
+        """An absent or torn stamp renews nothing, nor does one of another boot, which may seem to be of the future."""
         with contextlib.suppress(OSError, ValueError), open("../../renewed", "rb") as file:
-            mono, boot = file.read(256).split()[:2]
-            self._mono_ms, self._boot_ms = int(mono), int(boot)
+            mono, boot = map(int, file.read(256).split()[:2])
+            if mono <= _clock(time.CLOCK_MONOTONIC) and boot <= _clock(time.CLOCK_BOOTTIME):
+                self._mono_ms, self._boot_ms = mono, boot
 
 
 class Supervisor:
@@ -147,7 +148,11 @@ class Supervisor:
         _signal.signal(SIGTERM, self._on_terminate)
 
     def start(self) -> str:
-        """Start all processes; what went wrong, or nothing. Then none is left."""
+        """Start all processes; what went wrong, or nothing. If anything did, none is left."""
+        if (
+            self._fence.has_fallen()
+        ):  # The agent was held up: by now the cell may have given this node up.
+            return "the cell did not answer this node for too long before the start"
         self._pipe, out = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
         failed, report = os.pipe2(os.O_CLOEXEC)
