@@ -21,6 +21,7 @@ from services.runtime.adapters.sqlite_streams import (
     append_rows,
     bounds,
     count_partitions,
+    insert_rows,
     prune_slice,
     rows_from,
     stream_name,
@@ -40,6 +41,7 @@ _LOOK_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
 _PRUNE_SLICES: Final = 50
 _SNAPSHOTS_KEPT: Final = 2
+_DIGESTS_PER_READ: Final = 500
 _CHUNK_BYTES: Final = 256 << 10
 _LOG_STREAM: Final = stream_name(topics.LOG.suffix, 0)
 
@@ -252,8 +254,8 @@ class SqliteBlobs:
         new = {d: blob for d, blob in zip(digests, blobs, strict=True) if d not in known}
         if new:
             self._store.write(
-                lambda connection: connection.executemany(
-                    "INSERT OR IGNORE INTO blobs VALUES (?, ?)", new.items()
+                partial(
+                    insert_rows, insert="INSERT OR IGNORE INTO blobs VALUES", rows=list(new.items())
                 )
             )
         return [digest.hex() for digest in digests]
@@ -286,8 +288,13 @@ class SqliteBlobs:
 
 
 def _known_blobs(connection: sqlite3.Connection, digests: Sequence[bytes]) -> set[bytes]:
-    sql = "SELECT 1 FROM blobs WHERE digest = ?"
-    return {digest for digest in digests if connection.execute(sql, (digest,)).fetchone()}
+    known: set[bytes] = set()
+    for start in range(0, len(digests), _DIGESTS_PER_READ):
+        some = digests[start : start + _DIGESTS_PER_READ]
+        marks = ", ".join("?" * len(some))
+        sql = f"SELECT digest FROM blobs WHERE digest IN ({marks})"  # noqa: S608 - only marks
+        known.update(digest for (digest,) in connection.execute(sql, some))
+    return known
 
 
 def _check_position(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 from services.runtime import topics
 
@@ -18,6 +19,7 @@ Row = tuple[int, bytes, bytes]
 # A reader takes about this much memory a call, at most.
 _READ_BYTES_MAX: Final = 16 << 20
 _PRUNE_ROWS: Final = 5_000
+_ROWS_PER_STATEMENT: Final = 200
 
 
 def stream_name(topic: str, partition: int) -> str:
@@ -61,11 +63,28 @@ def append_rows(
     found = connection.execute("SELECT next FROM streams WHERE name = ?", (stream,)).fetchone()
     assert found is not None, f"no partition {stream!r}"
     (first,) = found
-    connection.executemany(
-        f'INSERT INTO "{stream}" VALUES (?, ?, ?, ?)',
+    insert_rows(
+        connection,
+        f'INSERT INTO "{stream}" VALUES',
         [(offset, *row) for offset, row in enumerate(rows, first)],
     )
     connection.execute("UPDATE streams SET next = ? WHERE name = ?", (first + len(rows), stream))
+
+
+def insert_rows(
+    connection: sqlite3.Connection, insert: str, rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """Insert many rows with few statements.
+
+    Each statement gives up the interpreter's lock and waits to get it back: a row each, and a busy process needs
+    milliseconds a row.
+    """
+    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+        some = rows[start : start + _ROWS_PER_STATEMENT]
+        one = "(" + ", ".join("?" * len(some[0])) + ")"
+        connection.execute(
+            f"{insert} {', '.join([one] * len(some))}", list(chain.from_iterable(some))
+        )
 
 
 def bounds(connection: sqlite3.Connection, topic: str, partition: int) -> tuple[int, int]:
