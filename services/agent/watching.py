@@ -17,6 +17,7 @@ from services.agent.outbox import Saved
 from statemachines.values import Reach, Tier
 from tidemill.v1 import common_pb2
 
+URI_MAX: Final = 4096
 TIERS: Final = {Reach.NODE: Tier.LOCAL, Reach.DOMAIN: Tier.PEER}
 
 
@@ -42,7 +43,13 @@ class Watching:
                 manifest=found.manifest,
             )
             for found in self._watch.look(last=last)
+            if _can_be_told(str(found.folder))
         ]
+
+
+def _can_be_told(uri: str) -> bool:
+    """A path of bytes that are no text, or too long for a report, could not be resumed from either."""
+    return len(uri) <= URI_MAX and uri.isprintable()
 
 
 def begin_watch(

@@ -359,7 +359,7 @@ def _read_end(run: RunId, folder: Path) -> RunEnd:
     """The end that the supervisor kept; without one, it was killed itself."""
     left = left_over(folder / "spool")
     try:
-        kept = (folder / "exit").read_text()
+        kept = (folder / "exit").read_text(errors="replace")
         code, number, evidence, message = kept.split("\n", 1)[0].split(" ", 3)
         return RunEnd(run, Evidence(evidence), int(code), int(number), message, left)
     except (OSError, ValueError):

@@ -211,7 +211,7 @@ class Supervisor:
             step = "command"
             os.execvpe(self._order.argv[0], self._order.argv, environment)  # noqa: S606
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the one who waits
-            os.write(report, _explain(step, self._order, error).encode() + b"\n")
+            os.write(report, _explain(step, self._order, error).encode(errors="replace") + b"\n")
         finally:
             os._exit(127)
 
@@ -371,7 +371,9 @@ def _sync_directory() -> None:
 
 def _keep_end(exit_code: int, number: int, evidence: str, message: str) -> None:
     """Write the end over the space that was set aside for it, then give it its name: works on a full disk."""
-    text = f"{exit_code} {number} {evidence} {message}".encode()[:EXIT_FILE_BYTES]
+    text = f"{exit_code} {number} {evidence} {message}".encode(errors="replace")[
+        : EXIT_FILE_BYTES - 1
+    ]
     fd = os.open("exit.tmp", os.O_WRONLY | os.O_NOFOLLOW)
     os.pwrite(fd, text + b"\n" + b" " * (EXIT_FILE_BYTES - len(text) - 1), 0)
     os.fsync(fd)
@@ -418,7 +420,7 @@ def main() -> None:
     supervisor = Supervisor(Order(words))
     if message := supervisor.start():
         _keep_end(0, 0, "never_started", message)
-        _tell(message.encode())
+        _tell(message.encode(errors="replace"))
         return
     _tell(b"\n")
     _keep_end(*supervisor.run())
