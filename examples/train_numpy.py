@@ -20,7 +20,10 @@ import time
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
+# One thread sums in one order, whatever the number of cores; numpy reads this when it is loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np  # after the line above
 from numpy.typing import NDArray
 
 from tidemill.training import Checkpoint, Session, session
