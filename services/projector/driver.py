@@ -6,17 +6,18 @@ stored before the fact that says so. It never writes to the log.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from services.projector.core import Parked, Projection
-from services.runtime.ports import EventLog, InputGapError, Inputs
+from services.runtime.ports import EventLog, InputGapError, InputRecord, Inputs
 from services.runtime.projection import FactSink, FlatFact, ParkedInput
 
 # Records of the log a turn: one write of the sink.
-RECORDS_PER_TURN = 256
+RECORDS_PER_TURN: Final = 256
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -69,10 +70,11 @@ class Projector:
         """The whole input while its topic still has it, else what the fact kept."""
         fact = parked.fact
         place = (fact.topic, fact.partition)
-        try:
-            found = self._ports.inputs.read({place: fact.offset}, limit=1, timeout_s=1.0)
-        except InputGapError:
-            found = ()
+        found: Sequence[InputRecord] = ()
+        # A log from elsewhere names inputs that were never here.
+        if fact.offset < self._ports.inputs.end(*place):
+            with contextlib.suppress(InputGapError):
+                found = self._ports.inputs.read({place: fact.offset}, limit=1, timeout_s=1.0)
         key, value, whole = b"", fact.record, False
         if found and found[0].offset == fact.offset:
             key, value, whole = found[0].key, found[0].value, True
