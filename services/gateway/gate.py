@@ -74,19 +74,23 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-ignore]
         self._counted = counted
         self._refuse_all = refuse_all
         self._calls: dict[str, int] = {}
+        self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Wrap the method's handler; it is given raw bytes, and parses them once the caller may call it."""
-        handler = await continuation(handler_call_details)
+        """The method's handler behind the gate: it is given raw bytes, and parses them once the caller may call it."""
         method = handler_call_details.method
+        guarded = self._guarded.get(method)
+        if guarded is not None:
+            return guarded
+        handler = await continuation(handler_call_details)
         if handler is None or method in OPEN_METHODS:
             return handler
-        metadata = dict(handler_call_details.invocation_metadata)
-        return _Guarded(self, handler, method, str(metadata.get("authorization", ""))).handler()
+        guarded = self._guarded[method] = _Guarded(self, handler, method).handler()
+        return guarded
 
     def admit(self, method: str, authorization: str) -> Caller:
         """The caller, if it may call the method now; raises Refusal."""
@@ -125,11 +129,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-ignore]
 class _Guarded:
     """One method behind the gate."""
 
-    def __init__(self, gate: Gate, inner: Any, method: str, authorization: str) -> None:
+    def __init__(self, gate: Gate, inner: Any, method: str) -> None:
         self._gate = gate
         self._inner = inner
         self._method = method
-        self._authorization = authorization
 
     def handler(self) -> Handler:
         """A handler of the same shape that takes raw bytes."""
@@ -146,7 +149,7 @@ class _Guarded:
         with self._ending():
             try:
                 with self._gate.counting(context.peer()):
-                    self._admit()
+                    self._admit(context)
                     return await self._inner.unary_unary(self._parse(raw), context)
             except Refusal as refusal:
                 await self._refuse(context, refusal)
@@ -155,7 +158,7 @@ class _Guarded:
         with self._ending():
             try:
                 with self._gate.counting(context.peer()):
-                    self._admit()
+                    self._admit(context)
                     async for response in self._inner.unary_stream(self._parse(raw), context):
                         yield response
             except Refusal as refusal:
@@ -167,15 +170,17 @@ class _Guarded:
         with self._ending():
             try:
                 with self._gate.counting(context.peer()):
-                    self._admit()
+                    self._admit(context)
                     requests = (self._parse(each) async for each in raw)
                     async for response in self._inner.stream_stream(requests, context):
                         yield response
             except Refusal as refusal:
                 await self._refuse(context, refusal)
 
-    def _admit(self) -> None:
-        _CALLER.set(self._gate.admit(self._method, self._authorization))
+    def _admit(self, context: Context) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        authorization = str(metadata.get("authorization", ""))
+        _CALLER.set(self._gate.admit(self._method, authorization))
 
     def _parse(self, raw: bytes) -> Any:
         parse = self._inner.request_deserializer
