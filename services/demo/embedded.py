@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-
 from services.demo.hosts import Host
-from services.demo.story import DEVICES, OwnFold
-from services.runtime.reader import LogReader
-from services.runtime.settings import CellSettings
+from services.demo.story import OwnFold
+from services.demo.trial import fold_of, host_of
 from services.runtime.trial import TrialCell
-from services.runtime.wiring import open_cell
-from statemachines import snapshot
-from statemachines.cluster import Cluster
-from statemachines.facts import Fact
 
 
 class EmbeddedCell(TrialCell):
@@ -23,26 +15,9 @@ class EmbeddedCell(TrialCell):
         super().__init__("demo", flags=("--schedulers", "2"))
 
     def host(self, name: str) -> Host:
-        """One more host of it. Its runs end with it."""
-        arguments = (
-            *self.flags, "--gateway", self.address, "--fake-gpus", DEVICES, "--cpu", "8", "--end-runs",
-        )  # fmt: skip
-        return Host(name, arguments, self.directory / "hosts" / name, os.environ)
+        """One more host of it."""
+        return host_of(self, name, self.address)
 
     def own_fold(self, offset: int) -> OwnFold:
-        """Folded in this process from the stored log, up to that offset."""
-        settings = CellSettings(cell=self.name, directory=str(self.directory))
-        with contextlib.ExitStack() as closing:
-            cell = open_cell(settings)
-            closing.callback(cell.close)
-            log = cell.event_log()
-            closing.callback(log.close)
-            cluster = Cluster(self.name)
-            reader = LogReader(log, cluster, stop_before=lambda entry: entry.offset > offset)
-            facts: list[tuple[int, Fact]] = []
-            while folded := reader.read(timeout_s=0):
-                entries = [each.entry for each in folded if each.accepted]
-                facts += [
-                    (entry.at_ms, recorded.fact) for entry in entries for recorded in entry.facts
-                ]
-            return OwnFold(snapshot.digest(cluster), tuple(facts))
+        """Folded in this process, up to that offset."""
+        return fold_of(self, offset)

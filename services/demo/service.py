@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -17,21 +18,22 @@ from services.runtime.exits import ExitCode
 from services.runtime.trial import TrialError
 from tidemill import TidemillError
 
-_OUT = Path("out") / "demo.json"
+_OUT = Path("out")
+_DISTRIBUTED: Final = "--distributed"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo on an embedded cell; 0 when all that must hold did. `argv` may name the file of the result."""
-    out = Path(argv[0]) if argv else _OUT
+    """Run the demo; 0 when all that must hold did. `--distributed`: on Kafka and etcd; a word more: the result's file."""
+    distributed = _DISTRIBUTED in argv
+    files = [word for word in argv if word != _DISTRIBUTED]
+    name = "demo-distributed.json" if distributed else "demo.json"
+    out = Path(files[0]) if files else _OUT / name
     signal.signal(signal.SIGTERM, _interrupt)
     timeline = Timeline()
-    timeline.add("act", "start a cell on this machine: gateway, health, two schedulers")
     story: Story | None = None
     try:
-        with EmbeddedCell() as cell:
-            story = Story(cell, timeline)
-            with contextlib.closing(story):
-                story.run()
+        with _on_kafka(timeline) if distributed else _embedded(timeline) as story:
+            story.run()
         story.result.ok = True
     except (Failed, TrialError, TidemillError) as error:
         timeline.add("bad", str(error))
@@ -53,6 +55,25 @@ def main(argv: Sequence[str]) -> int:
         f"{verdict}; {out} has the figures, {out.with_suffix('.svg')} the picture",
     )
     return ExitCode.STOPPED if story.result.ok else ExitCode.FAILED
+
+
+@contextlib.contextmanager
+def _embedded(timeline: Timeline) -> Iterator[Story]:
+    timeline.add("act", "start a cell on this machine: gateway, health, two schedulers")
+    with EmbeddedCell() as cell, contextlib.closing(Story(cell, timeline)) as story:
+        yield story
+
+
+@contextlib.contextmanager
+def _on_kafka(timeline: Timeline) -> Iterator[Story]:
+    from services.demo.distributed import STACK, DistributedCell, running_stack
+
+    with running_stack(STACK, timeline) as stack:
+        timeline.add("act", "start a cell on them: two gateways, health, two schedulers")
+        with DistributedCell(stack) as cell:
+            also = (cell.kill_broker, cell.kill_etcd_leader, cell.heal)
+            with contextlib.closing(Story(cell, timeline, also, step_delay_s=0.1)) as story:
+                yield story
 
 
 def _interrupt(_number: int, _frame: object) -> None:

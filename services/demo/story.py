@@ -79,16 +79,24 @@ class Result(msgspec.Struct):
 
 
 class Story:
-    """Tells it once. `also` is what a richer cell breaks between the node and the end."""
+    """Tells it once. `also` is what a richer cell breaks between the node and the end, while steps of the main
+    training take `step_delay_s` or longer.
+    """
 
     def __init__(
-        self, cell: Cell, timeline: Timeline, also: Sequence[Callable[[Timeline], None]] = ()
+        self,
+        cell: Cell,
+        timeline: Timeline,
+        also: Sequence[Callable[[Timeline], None]] = (),
+        *,
+        step_delay_s: float = 0.03,
     ) -> None:
         self.result = Result()
         self._cell = cell
         self._tell = timeline.add
         self._timeline = timeline
         self._also = also
+        self._step_delay_s = step_delay_s
         self._hosts: dict[str, Host] = {}
         self._names: dict[str, str] = {}
         self._faults: list[tuple[int, str]] = []
@@ -138,7 +146,7 @@ class Story:
             "act", "submit two trainings of one task, 2 processes each, and three small jobs"
         )
         alone = self._train(client, follower, "undisturbed", delay_s=0.005)
-        main = self._train(client, follower, "main", delay_s=0.03)
+        main = self._train(client, follower, "main", delay_s=self._step_delay_s)
         small = []
         for i in range(3):
             job = job_request(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from services.runtime.settings import CellSettings, load
 from services.runtime.tokens import KEYS_DIRECTORY, NODE_TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ class TrialError(RuntimeError):
 
 
 class TrialCell:
-    """Up from `__enter__` to `__exit__`. `flags` go to `tidemilld up`."""
+    """Up from `__enter__` to `__exit__`. `flags` go to `tidemilld up`; `stack` says where its log and elections are."""
 
-    def __init__(self, name: str, *, agents: int = 0, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, *, agents: int = 0, flags: Sequence[str] = (), stack: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self.directory = Path(tempfile.mkdtemp(prefix=f"tidemill-{name}-"))
-        self.flags = ("--cell", name, "--directory", str(self.directory))
+        self.flags = ("--cell", name, "--directory", str(self.directory), *stack)
         self._up_flags = (*self.flags, "--agents", str(agents), *flags)
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -64,6 +67,11 @@ class TrialCell:
             self.until("a leader", lambda: client.cell(deadline_s=5.0).term > 0)
 
     # --- reaching it
+
+    @property
+    def settings(self) -> CellSettings:
+        """What all its services are told."""
+        return load(CellSettings, "trial", self.flags, environ={})
 
     @property
     def address(self) -> str:

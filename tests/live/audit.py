@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TypeVar
 
 from services.runtime import codec
-from services.runtime.settings import CellSettings
 from services.runtime.trial import TrialCell
 from services.runtime.wiring import open_cell
 from statemachines import invariants, snapshot
@@ -28,7 +27,7 @@ class Audit:
         self.facts: list[Fact] = []
         watcher = Watcher()
         with contextlib.ExitStack() as closing:
-            opened = open_cell(CellSettings(cell=cell.name, directory=str(cell.directory)))
+            opened = open_cell(cell.settings)
             closing.callback(opened.close)
             log = opened.event_log()
             closing.callback(log.close)

@@ -98,6 +98,18 @@ class KafkaAdmin:
                 raise meaning(error.args[0], f"making {topic.name}") from error
         self._await_leaders(topic.name)
 
+    def leader(self, name: str) -> int:
+        """Id of the broker that leads the first partition; -1 when none does."""
+        with mapped(name):
+            topic = self._client.list_topics(name, timeout=self._timeout_s).topics[name]
+        return int(topic.partitions[0].leader)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete topics with all they hold; for trials, no command of an operator does this."""
+        for name, future in self._client.delete_topics(list(names)).items():
+            with mapped(f"deleting {name}"):
+                future.result(timeout=self._timeout_s)
+
     def raise_partitions(self, name: str, count: int) -> None:
         """Add partitions until there are `count`."""
         (future,) = self._client.create_partitions([NewPartitions(name, count)]).values()
