@@ -99,6 +99,7 @@ class Cgroups:
         for kinds, root in self._roots:
             folder = root / run
             with contextlib.suppress(OSError):
+                _prepare(root, v2=V2 in kinds)  # Another agent takes away what looks left behind.
                 folder.mkdir(exist_ok=True)
                 folders.append(folder)
                 _limit(folder, limits, v2=V2 in kinds)
@@ -142,14 +143,27 @@ def _writable_roots(name: str) -> list[tuple[frozenset[str], Path]]:
             usable = kinds
             if V2 in kinds:
                 usable |= _delegate(place)
-            folder.mkdir(exist_ok=True)
-            if V2 in kinds:
-                _delegate(folder)
+            _prepare(folder, v2=V2 in kinds)
             probe = folder / f"probe-{os.getpid()}-{time.monotonic_ns()}"
             probe.mkdir()
             probe.rmdir()
             roots.append((usable, folder))
+            _prune(place)
     return roots
+
+
+def _prepare(folder: Path, *, v2: bool) -> None:
+    if not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+        if v2:
+            _delegate(folder)
+
+
+def _prune(place: Path) -> None:
+    """Take away the empty folders of agents that were killed; the kernel refuses for those with runs."""
+    for folder in place.glob("tidemill-*"):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _delegate(folder: Path) -> frozenset[str]:

@@ -175,6 +175,7 @@ class ProcessExecutor:
         return files
 
     def forget(self, run: RunId) -> None:
+        self._cgroups.find(run).remove()
         with contextlib.suppress(OSError):
             (self._folder(run) / "forgotten").touch()
         gone = sorted(self._runs.glob("*/forgotten"), key=lambda path: path.stat().st_mtime_ns)
