@@ -20,6 +20,8 @@ BATCH_MS: Final = 250
 BATCH_BEATS: Final = 2_000
 # A partition to which nothing was written since the last look gets an empty batch: two looks within the 2 s promised.
 PULSE_MS: Final = 1_000
+# Batches that may be on their way; beats that come on top are dropped: they would be old when they arrive.
+BATCHES_MAX: Final = 40
 
 Published: TypeAlias = Callable[[Sequence[telemetry_pb2.Beat], Now], None]
 
@@ -36,6 +38,7 @@ class Beats:
         self._published = published
         self._waiting: dict[int, list[telemetry_pb2.Beat]] = {}
         self._timed = False
+        self._on_the_way = 0
         self._written_lately: set[int] = set()
         effects.at(0, self._pulse)
 
@@ -68,6 +71,9 @@ class Beats:
         self._effects.at(now.mono_ms + PULSE_MS, self._pulse)
 
     def _publish(self, partition: int, beats: list[telemetry_pb2.Beat], now: Now) -> None:
+        if self._on_the_way >= BATCHES_MAX:
+            return
+        self._on_the_way += 1
         batch = telemetry_pb2.BeatBatch(gateway=self._gateway, at_ms=now.wall_ms, beats=beats)
         record = Outgoing(topics.BEATS.suffix, b"", batch.SerializeToString(), partition)
         self._written_lately.add(partition)
@@ -76,5 +82,6 @@ class Beats:
     def _written(
         self, beats: Sequence[telemetry_pb2.Beat], error: PortError | None, now: Now
     ) -> None:
+        self._on_the_way -= 1
         if error is None:  # A beat that was not stored gets no answer; the agent's next one may.
             self._published(beats, now)

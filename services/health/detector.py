@@ -1,10 +1,10 @@
 """The detector: telemetry and what the log says in, verdicts out. Pure: no clock, I/O or randomness.
 
-Judged time is the time during which a node could have been heard by us. It goes on only when a gateway is heard, and
-leaves out what passed while we did not look (a gap between two calls: a stall, a suspended machine). When gateways come
-back after a while every deadline starts anew, for agents need time to find them. So our own trouble is never taken for
-theirs, and one node of a cell of one can still be lost. Verdicts are idempotent and are said again while the log does
-not show them.
+Judged time is the time during which a node could have been heard by us. It goes on only when a gateway is heard on
+every partition of the beats (one whose broker is gone brings none while others go on), and leaves out what passed while
+we did not look (a gap between two calls: a stall, a suspended machine). When gateways come back after a while every
+deadline starts anew, for agents need time to find them. So our own trouble is never taken for theirs, and one node of a
+cell of one can still be lost. Verdicts are idempotent and are said again while the log does not show them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ class Detector:
         self._unseen_ms = 0
         self._looked_ms = now_ms
         self._held_back = False
-        self._path_at_ms: int | None = None
+        # When each partition of the beats last brought a batch.
+        self._path_at_ms: dict[int, int] = {}
         self.stalls = 0
         self.restarts = 0
 
     @property
     def path_heard(self) -> bool:
         """Whether a gateway was ever heard; before, nobody is judged."""
-        return self._path_at_ms is not None
+        return bool(self._path_at_ms)
 
     def observe(self, said: Input, now_ms: int) -> list[Verdict]:
         """Take one input. What can be said at once is; the rest at the next tick."""
@@ -57,8 +58,8 @@ class Detector:
         match said:
             case Beat():
                 return self.silence.beat(said, at_ms)
-            case PathHeard():
-                self._hear(at_ms)
+            case PathHeard(partition=partition):
+                self._hear(partition, at_ms)
             case Progressed():
                 self.progress.progressed(said, at_ms)
             case Signalled():
@@ -82,9 +83,9 @@ class Detector:
     def tick(self, now_ms: int) -> list[Verdict]:
         """Judge; call it about once a second, when all telemetry that there is has been observed."""
         self._look(now_ms)
-        at_ms = self._path_at_ms
-        if at_ms is None:
+        if not self.path_heard:
             return []
+        at_ms = min(self._path_at_ms.values())
         verdicts = self.silence.tick(at_ms)
         if self.silence.incident:
             self._held_back = True  # What hangs during an incident hangs because of it.
@@ -103,9 +104,10 @@ class Detector:
             self.stalls += 1
         return now_ms - self._unseen_ms
 
-    def _hear(self, at_ms: int) -> None:
+    def _hear(self, partition: int, at_ms: int) -> None:
         """The path to the agents is there; `at_ms` is judged time, but for the path itself."""
-        before_ms, self._path_at_ms = self._path_at_ms, at_ms
+        before_ms = self._path_at_ms.get(partition)
+        self._path_at_ms[partition] = at_ms
         if before_ms is None or at_ms - before_ms > self._rules.path_gap_ms:
             self.restarts += 1
             self.silence.restart(at_ms)

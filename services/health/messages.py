@@ -22,7 +22,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class PathHeard(Message):
-    """A gateway's batch of beats came, be it an empty one: agents can be heard."""
+    """A gateway's batch of beats came, be it an empty one: agents of this partition can be heard."""
+
+    partition: int = 0
 
 
 class Beat(Message):

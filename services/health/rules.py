@@ -9,9 +9,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """All times in milliseconds of a clock that only grows."""
 
     judge: str = "health"
-    # Three beats missed: nothing new is placed there. Seven: the work goes on elsewhere.
+    # Three beats missed: nothing new is placed there. Five: the work goes on elsewhere. A pause of 8 s is forgiven: up
+    # to 2 s since the beat before it, and half a second for the batch, the broker and us (decision 0016).
     suspect_after_ms: int = 6_000
-    lost_after_ms: int = 15_000
+    lost_after_ms: int = 10_500
     # A verdict is said again this often while the log does not show it.
     repeat_ms: int = 2_000
     # Gateways were not heard for this long (they are every 2 s): their agents have to find them again.

@@ -42,28 +42,28 @@ _KINDS: Final = {
 def read(record: InputRecord, age_ms: Callable[[int], int]) -> list[Telemetry]:
     """What a record says; `age_ms` answers how old something stamped so is. Raises UnreadableError."""
     try:
-        return _READERS[record.topic](record.value, age_ms)
+        return _READERS[record.topic](record, age_ms)
     except DecodeError as error:
         raise UnreadableError(
             f"{record.topic}/{record.partition}@{record.offset}: {error}"
         ) from error
 
 
-def _beats(stored: bytes, _age_ms: Callable[[int], int]) -> list[Telemetry]:
-    batch = telemetry_pb2.BeatBatch.FromString(stored)
+def _beats(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry]:
+    batch = telemetry_pb2.BeatBatch.FromString(record.value)
     return [
-        PathHeard(),
+        PathHeard(record.partition),
         *[Beat(beat.node, beat.incarnation, max(beat.stall_ms, 0)) for beat in batch.beats],
     ]
 
 
-def _progress(stored: bytes, _age_ms: Callable[[int], int]) -> list[Telemetry]:
-    said = telemetry_pb2.Progress.FromString(stored)
+def _progress(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry]:
+    said = telemetry_pb2.Progress.FromString(record.value)
     return [Progressed(said.job, said.attempt, said.rank, said.step, said.phase)]
 
 
-def _signal(stored: bytes, age_ms: Callable[[int], int]) -> list[Telemetry]:
-    said = telemetry_pb2.Signal.FromString(stored)
+def _signal(record: InputRecord, age_ms: Callable[[int], int]) -> list[Telemetry]:
+    said = telemetry_pb2.Signal.FromString(record.value)
     kind = _KINDS.get(said.kind)
     if kind is None:
         raise UnreadableError(f"a signal of kind {said.kind} from node {said.node}")
@@ -81,7 +81,7 @@ def _signal(stored: bytes, age_ms: Callable[[int], int]) -> list[Telemetry]:
     ]
 
 
-_READERS: Final[dict[str, Callable[[bytes, Callable[[int], int]], list[Telemetry]]]] = {
+_READERS: Final[dict[str, Callable[[InputRecord, Callable[[int], int]], list[Telemetry]]]] = {
     topics.BEATS.suffix: _beats,
     topics.PROGRESS.suffix: _progress,
     topics.SIGNALS.suffix: _signal,

@@ -42,11 +42,11 @@ TABLE: Final = load_table(HealthSettings())
 
 
 class Node:
-    """A node as it is, and as the log has it. `mute` until the time given."""
+    """A node as it is, and as the log has it. `mute` until the time given; a beat that was due meanwhile leaves at once."""
 
     def __init__(self, name: str, phase_ms: int) -> None:
         self.name = name
-        self.phase_ms = phase_ms
+        self.beats_at_ms = START_MS + phase_ms
         self.incarnation = 1
         self.state = NodeState.READY
         self.mute_until_ms = 0
@@ -100,22 +100,23 @@ class Bed:
     def _look(self) -> None:
         said: list[Verdict] = []
         if self.path:
-            if self._due(0, BEAT_MS):
+            if self._due(BEAT_MS):
                 said += self.detector.observe(PathHeard(), self.now_ms)
             for node in self.nodes.values():
-                if self._due(node.phase_ms, BEAT_MS) and node.mute_until_ms <= self.now_ms:
+                if node.beats_at_ms <= self.now_ms and node.mute_until_ms <= self.now_ms:
+                    node.beats_at_ms = self.now_ms + BEAT_MS
                     self.detector.observe(PathHeard(), self.now_ms)
                     beat = Beat(node.name, node.incarnation, node.stall_ms)
                     said += self.detector.observe(beat, self.now_ms)
-        if self._due(0, TICK_MS):
+        if self._due(TICK_MS):
             said += self.detector.tick(self.now_ms)
         self.said += [(self.now_ms - START_MS, verdict) for verdict in said]
         if self.leader:
             for verdict in said:
                 self._record(verdict)
 
-    def _due(self, phase_ms: int, every_ms: int) -> bool:
-        return (self.now_ms - phase_ms) % every_ms < STEP_MS
+    def _due(self, every_ms: int) -> bool:
+        return self.now_ms % every_ms < STEP_MS
 
     # --- the leader
 

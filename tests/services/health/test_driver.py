@@ -202,7 +202,7 @@ def test_a_verdict_that_was_not_published_is_said_again() -> None:
     assert failures >= 1
     assert stage.kinds() == []
     publisher.away = False
-    stage.run(processor, 3_000)
+    stage.run(processor, 1_000)
     assert set(stage.kinds()) == {"node_suspect"}
 
 

@@ -85,7 +85,7 @@ def test_what_it_watches_and_says_is_on_the_metrics_page(telemetry: Telemetry) -
     assert "start: starting" in ask(telemetry, "/readyz")
     observer.attach(processor)
     assert ask(telemetry, "/readyz") == "ready\n"
-    stage.run(processor, 16_000)
+    stage.run(processor, 12_000)
     stage.publisher.publish([])
     page = ask(telemetry, "/metrics")
     for line in (

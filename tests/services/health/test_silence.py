@@ -14,12 +14,14 @@ from services.health.messages import (
     NodeForgotten,
     NodeGone,
     NodeSuspect,
+    PathHeard,
 )
 from services.health.rules import Rules
 from statemachines.node import NodeState
 from tests.services.health.bed import BEAT_MS, START_MS, STEP_MS, TICK_MS, Bed
 
 HOUR_MS = 3_600_000
+LOST_MS = Rules().lost_after_ms
 
 
 def test_nodes_that_speak_are_never_judged() -> None:
@@ -48,7 +50,34 @@ def test_a_stopped_agent_in_a_cell_of_any_size(
     assert bed.kinds() == said
 
 
-def test_a_dead_node_is_suspect_after_six_seconds_and_gone_after_fifteen() -> None:
+@pytest.mark.parametrize("late_ms", range(0, BEAT_MS + STEP_MS, STEP_MS))
+def test_a_pause_of_eight_seconds_loses_no_node_whenever_it_begins(late_ms: int) -> None:
+    bed = Bed(4)
+    bed.run(30_000 + late_ms)
+    bed.mute(["n0"], 8_000 + STEP_MS)  # The batch of the beat after it may wait a little.
+    bed.run(60_000)
+    assert bed.kinds() == ["NodeSuspect", "NodeBack"]
+
+
+def test_a_partition_that_brings_nothing_judges_nobody_though_others_go_on() -> None:
+    """The broker that led it is gone; the gateway of it is ours."""
+
+    def bring(bed: Bed) -> None:
+        bed.detector.observe(PathHeard(1), bed.now_ms)
+
+    bed = Bed(2)
+    bed.also.append(bring)
+    bed.run(30_000)
+    bed.also.clear()
+    bed.mute(["n0"], 20_000)
+    bed.run(20_000)
+    assert bed.said == []
+    bring(bed)
+    bed.run(1_000)
+    assert bed.said == []
+
+
+def test_a_dead_node_is_suspect_after_six_seconds_and_gone_after_ten_and_a_half() -> None:
     bed = Bed(5)
     bed.run(30_000)
     bed.mute(["n2"])
@@ -56,20 +85,20 @@ def test_a_dead_node_is_suspect_after_six_seconds_and_gone_after_fifteen() -> No
     slack_ms = BEAT_MS + TICK_MS + STEP_MS
     (suspect_ms,), (gone_ms,) = bed.times(NodeSuspect), bed.times(NodeGone)
     assert 6_000 - BEAT_MS <= suspect_ms - 30_000 <= 6_000 + slack_ms
-    assert 15_000 - BEAT_MS <= gone_ms - 30_000 <= 15_000 + slack_ms
+    assert LOST_MS - BEAT_MS <= gone_ms - 30_000 <= LOST_MS + slack_ms
     (gone,) = bed.of(NodeGone)
     assert (gone.node, gone.incarnation, gone.message) == (
         "n2",
         1,
         f"silent for {gone.silent_ms // 1000} s",
     )
-    assert 15_000 <= gone.silent_ms < 17_000
+    assert LOST_MS <= gone.silent_ms < LOST_MS + 2_000
 
 
 def test_a_node_that_never_spoke_is_given_a_whole_window() -> None:
     bed = Bed(2)
     bed.mute(["n1"])
-    bed.run(14_000)
+    bed.run(9_000)
     assert bed.kinds() == ["NodeSuspect"]
     bed.run(4_000)
     assert bed.kinds() == ["NodeSuspect", "NodeGone"]
@@ -79,13 +108,13 @@ def test_a_restarted_processor_gives_everyone_a_whole_window() -> None:
     bed = Bed(3)
     bed.run(30_000)
     bed.mute(["n0"])
-    bed.run(14_000)
+    bed.run(9_000)
     bed.recover()
     restarted_ms = bed.now_ms - START_MS
     bed.said.clear()
     bed.run(30_000)
     assert bed.kinds() == ["NodeGone"]  # The log has it as suspect already.
-    assert bed.times(NodeGone)[0] - restarted_ms >= 15_000
+    assert bed.times(NodeGone)[0] - restarted_ms >= LOST_MS
 
 
 def test_a_restarted_processor_hears_a_suspect_and_says_so() -> None:
@@ -157,8 +186,8 @@ def test_verdicts_are_said_again_until_the_log_shows_them() -> None:
     bed = Bed(2, leader=False)
     bed.run(10_000)
     bed.mute(["n0"])
-    bed.run(26_000)
-    assert bed.kinds().count("NodeSuspect") >= 4
+    bed.run(21_000)
+    assert bed.kinds().count("NodeSuspect") >= 3
     assert bed.kinds().count("NodeGone") >= 4
     gaps = [b - a for a, b in zip(bed.times(NodeGone), bed.times(NodeGone)[1:], strict=False)]
     assert set(gaps) == {bed.rules.repeat_ms}
@@ -190,7 +219,7 @@ def test_an_agent_that_runs_late_is_excused_by_as_much() -> None:
     bed.mute(["n0"])
     bed.run(30_000)
     assert bed.kinds() == ["NodeSuspect", "NodeGone"]
-    assert bed.times(NodeGone)[0] - 40_000 >= 15_000 + 5_000 - BEAT_MS
+    assert bed.times(NodeGone)[0] - 40_000 >= LOST_MS + 5_000 - BEAT_MS
 
 
 def test_an_excuse_has_a_limit() -> None:
@@ -228,7 +257,7 @@ def test_a_node_that_does_not_come_back_with_the_gateway_is_gone_a_window_later(
     bed.run(30_000)
     assert bed.kinds() == ["NodeSuspect", "NodeGone"]
     assert bed.times(NodeSuspect)[0] - back_ms >= 6_000
-    assert 15_000 <= bed.times(NodeGone)[0] - back_ms <= 19_000
+    assert LOST_MS <= bed.times(NodeGone)[0] - back_ms <= LOST_MS + 4_000
 
 
 @pytest.mark.parametrize("stalled_ms", [4_000, 40_000, 3 * HOUR_MS])
@@ -269,7 +298,7 @@ def test_before_a_gateway_was_heard_nobody_is_judged() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_stalls_of_a_day_and_of_the_control_plane_lose_no_node(seed: int) -> None:
-    """Gaps of 2 to 8 s on every node, far more often than once a day, and stalls of 5 to 40 s of everything."""
+    """Gaps of 2 to 8 s on every node, far more often than once a day, and between them stalls of 5 to 40 s of all."""
     dice = random.Random(seed)
     bed = Bed(60)
 
@@ -277,7 +306,9 @@ def test_stalls_of_a_day_and_of_the_control_plane_lose_no_node(seed: int) -> Non
         node = bed.nodes[f"n{dice.randrange(60)}"]
         if dice.random() < 0.05 and node.mute_until_ms < bed.now_ms - 2 * BEAT_MS:
             bed.mute([node.name], dice.randrange(2_000, 8_000))
-        if dice.random() < 0.001:
+        if dice.random() < 0.02 and all(
+            each.mute_until_ms < bed.now_ms for each in bed.nodes.values()
+        ):
             bed.mute(bed.nodes, dice.randrange(5_000, 40_000))
 
     bed.also.append(stall)
@@ -361,7 +392,7 @@ def test_an_incident_is_over_when_most_speak_again_and_the_rest_get_a_window() -
     (over_ms,) = bed.times(type(bed.said[-1][1])) if bed.kinds()[-1] == "SilenceOver" else (0,)
     bed.run(30_000)
     assert [gone.node for gone in bed.of(NodeGone)] == ["n0"]
-    assert bed.times(NodeGone)[0] - over_ms >= 15_000
+    assert bed.times(NodeGone)[0] - over_ms >= LOST_MS
     assert {back.node for back in bed.of(NodeBack)} == {f"n{i}" for i in range(1, 20)}
 
 
