@@ -112,6 +112,8 @@ class Agents:
             )
 
     def _signal(self, signal: telemetry_pb2.Signal) -> None:
+        if self._effects.congested:
+            return
         key = signal.node.encode()
         record = Outgoing(topics.SIGNALS.suffix, key, signal.SerializeToString())
         self._effects.publish([record], _lossy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from google.protobuf.message import Message
@@ -25,6 +25,9 @@ class Now(msgspec.Struct, frozen=True):
     wall_ms: int
     mono_ms: int
 
+
+# Writes that may wait for a log that does not take them; telemetry and reports of trainers are turned away first.
+WRITES_MAX: Final = 20_000
 
 # Called once with None when all of a write is durable, or with what went wrong: then nobody knows what was stored.
 Written: TypeAlias = Callable[[PortError | None, Now], None]
@@ -77,9 +80,9 @@ class Effects:
         return self._timers[0][0] if self._timers else None
 
     @property
-    def unwritten(self) -> int:
-        """Writes whose outcome is not known yet."""
-        return len(self._then)
+    def congested(self) -> bool:
+        """Whether so many writes wait that what may be lost, or will be sent again, is not to be added."""
+        return len(self._then) >= WRITES_MAX
 
     def take(self) -> tuple[list[Write], list[tuple[int, Result]], dict[Outbox, None]]:
         """(writes, answers, streams that may have something to send), each since the last call."""

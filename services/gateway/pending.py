@@ -92,8 +92,8 @@ class Requests:
             self._answer(waiter, _reused(wish.key))
             return
         if found is None:
-            if len(self._open) >= REQUESTS_OPEN_MAX:
-                self._answer(waiter, _overloaded())
+            if self._effects.congested or len(self._open) >= REQUESTS_OPEN_MAX:
+                self._answer(waiter, overloaded())
                 return
             found = self._open[wish.key] = _Open(wish.digest)
             self._effects.publish([wish.record], partial(self._written, wish.key), blobs=wish.blobs)
@@ -231,11 +231,12 @@ def _undecided(key: str) -> Refusal:
     )
 
 
-def _overloaded() -> Refusal:
+def overloaded() -> Refusal:
+    """What a caller is told while the log does not take what waits for it already."""
     return Refusal(
-        Status.RESOURCE_EXHAUSTED,
+        Status.UNAVAILABLE,
         "overloaded",
-        f"{REQUESTS_OPEN_MAX} requests wait for the log; send this one again a little later",
+        "too much waits for the cell's log already; send the same again a little later",
         retry_after_ms=RETRY_AFTER_MS,
     )
 

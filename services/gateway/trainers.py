@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from services.gateway.auth import Caller, may_speak_for
 from services.gateway.effects import Effects, Now
-from services.gateway.pending import not_stored
+from services.gateway.pending import not_stored, overloaded
 from services.gateway.progress import ProgressTable
 from services.gateway.refusal import Refusal, Status
 from services.gateway.validation import check
@@ -124,6 +124,8 @@ class Trainers:
         return job
 
     def _publish(self, call: int, records: Sequence[Outgoing], answer: Message) -> None:
+        if self._effects.congested:
+            raise overloaded()
         self._effects.publish(records, partial(self._written, call, answer))
 
     def _written(self, call: int, answer: Message, error: PortError | None, _now: Now) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.gateway.auth import Caller
-from services.gateway.beats import BATCH_BEATS, BATCH_MS, PULSE_MS
+from services.gateway.beats import BATCH_BEATS, BATCH_MS, BATCHES_MAX, PULSE_MS
 from services.gateway.pending import RETRY_AFTER_MS
 from services.gateway.refusal import Refusal, Status
 from services.gateway.reports import BEHIND_MAX
@@ -572,3 +572,18 @@ def test_a_verdict_for_an_unknown_partition_changes_no_session(world: World) -> 
     world.stored.append(Outgoing("verdicts", b"", b"\xff\xff"))
     world.settle()
     assert world.gateway.cluster.parked == 1
+
+
+def test_beats_that_nobody_can_store_are_dropped_instead_of_piling_up(
+    world: World, stream: AttachStream
+) -> None:
+    for sequence in range(10 * BATCHES_MAX):
+        beat(world, stream, sequence=sequence)
+        world.pass_ms(BATCH_MS)
+    piled_up = len(world.gateway.effects.writes)
+    world.store()
+    beat(world, stream, sequence=99_999)
+    world.pass_ms(BATCH_MS)
+    world.store()
+    assert piled_up == BATCHES_MAX
+    assert world.beat_batches()[-1].beats[-1].sequence == 99_999

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.gateway.effects import WRITES_MAX
 from services.gateway.pending import RETRY_AFTER_FULL_MS, WAIT_MAX_MS
 from services.gateway.refusal import Status
 from services.runtime.ids import blob_digest
@@ -232,3 +233,21 @@ def test_a_caller_who_left_before_it_was_stored_leaves_nothing_behind(world: Wor
     world.gateway.requests.forget(call)
     world.store()
     assert len(world.gateway.requests) == 0
+
+
+def test_a_log_that_takes_nothing_turns_callers_away_instead_of_filling_memory(
+    world: World,
+) -> None:
+    for _ in range(WRITES_MAX):
+        world.gateway.effects.publish([], lambda _error, _now: None)
+    call = world.submit(submission())
+    refusal = world.refusal(call)
+    assert (refusal.status, refusal.code, refusal.retry_after_ms > 0) == (
+        Status.UNAVAILABLE,
+        "overloaded",
+        True,
+    )
+    world.store()
+    again = world.submit(submission())
+    world.settle()
+    assert world.submitted(again).status == ADMITTED
