@@ -307,7 +307,7 @@ def test_stalls_of_a_day_and_of_the_control_plane_lose_no_node(seed: int) -> Non
         if dice.random() < 0.05 and node.mute_until_ms < bed.now_ms - 2 * BEAT_MS:
             bed.mute([node.name], dice.randrange(2_000, 8_000))
         if dice.random() < 0.02 and all(
-            each.mute_until_ms < bed.now_ms for each in bed.nodes.values()
+            each.mute_until_ms < bed.now_ms - 2 * BEAT_MS for each in bed.nodes.values()
         ):
             bed.mute(bed.nodes, dice.randrange(5_000, 40_000))
 
