@@ -26,7 +26,8 @@ def interval_ms(
     checkpoints: Sequence[Checkpoint], nodes: int, *, rate: float = FAILURES_PER_1000_NODE_DAYS
 ) -> int:
     """Advised time between the starts of two saves, in milliseconds; 0 while no save has been measured."""
-    costs = sorted(each.save_ms for each in checkpoints if each.save_ms > 0)[-_SAVES:]
+    newest = [each.save_ms for each in reversed(checkpoints) if each.save_ms > 0][:_SAVES]
+    costs = sorted(newest)
     if not costs or nodes < 1 or rate <= 0:
         return 0
     cost_s = costs[len(costs) // 2] / 1000

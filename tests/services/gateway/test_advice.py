@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from services.gateway.advice import interval_ms, optimum_s
 from statemachines.checkpoint import Checkpoint, CheckpointState
 from statemachines.values import JobId
