@@ -46,6 +46,15 @@ class Election:
         if self._holder is candidate:
             self._holder = None
 
+    def restore(self, terms_back: int) -> None:
+        """The store was restored from a backup: nobody holds the lease, and terms have gone backwards."""
+        self._holder = None
+        self.term = max(0, self.term - terms_back)
+
+    def raise_terms(self, above: int) -> None:
+        """An operator lifts the store's terms above the log's."""
+        self.term = max(self.term, above)
+
     def revoke(self) -> None:
         """The store forgets the lease though its holder lives."""
         self._holder = None

@@ -37,6 +37,8 @@ class Kernel:
         self.seed = seed
         self.now_us = 0
         self.events = 0
+        # Bugs: what a process raised that is no weather.
+        self.troubles: list[str] = []
         self._heap: list[tuple[int, int, Timer]] = []
         self._sequence = 0
         self._history = hashlib.sha256()
@@ -67,12 +69,12 @@ class Kernel:
         heap = self._heap
         while heap and heap[0][0] <= at_us:
             when, _, timer = heapq.heappop(heap)
-            if timer.call is None:
-                continue
-            self.now_us = when
-            self.events += 1
-            call, timer.call = timer.call, None
-            call()
+            call = timer.call
+            if call is not None:
+                self.now_us = when
+                self.events += 1
+                timer.call = None
+                call()
         self.now_us = max(self.now_us, at_us)
 
     def note(self, what: str) -> None:

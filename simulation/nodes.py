@@ -1,89 +1,37 @@
-"""Simulated hosts: the real agent core, a disk that can fail, processes that outlive their agent, a network that can be cut.
+"""Simulated hosts: the real agent core, a disk that can fail, processes that outlive their agent, links that can be cut.
 
-What physics knows is kept here and checked as it happens: which run really holds which device, and how often each run
-was really started. The cell knows none of it but by reports.
+Two networks: the one to the gateways, which is cut one way or both, and the interfaces over which gangs talk, whose
+links go down and up. What breaks is told as the agent would tell it, by signals.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from google.protobuf.message import Message
 
 from services.agent import messages as m
 from services.agent import wire
-from services.agent.core import NEVER, AgentCore
+from services.agent.core import AgentCore
 from services.agent.fencing import Now, Stamp
 from services.agent.orders import Order
 from services.agent.table import AgentState, Ending
 from services.gateway.refusal import Refusal
 from services.gateway.sessions import AttachStream
-from simulation.kernel import US_PER_MS, Kernel
+from simulation.gateway import AGENT, GatewayProcess
+from simulation.kernel import US_PER_MS
+from simulation.physics import Physics
+from simulation.pipe import Pipe
 from simulation.process import Process, SimClock
-from simulation.services import AGENT, GatewayProcess
-from simulation.training import Gang, Program, Rank, Reporter, Storage
-from statemachines.values import DeviceSpec, Evidence, Inventory, RunId
+from statemachines.values import DeviceSpec, Evidence, Inventory, NicSpec, RunId
 from tidemill.v1 import node_service_pb2 as pb
+from tidemill.v1 import telemetry_pb2
 
 _CONNECT_MS = (300, 1_500)
 _SILENT_STREAM_MS = 15_000
-
-
-class Physics:
-    """What is really so, for all hosts: gangs, storage, devices held, starts."""
-
-    def __init__(self, kernel: Kernel, gateways: list[GatewayProcess]) -> None:
-        self.kernel = kernel
-        self.storage = Storage()
-        self.reporter = Reporter(kernel, gateways)
-        self.programs: dict[str, Program] = {}
-        self.overlap_safe: dict[str, bool] = {}
-        self.gangs: dict[tuple[str, int], Gang] = {}
-        self.held: dict[tuple[str, int], RunId] = {}
-        self.starts: dict[RunId, int] = {}
-        self.alive: dict[str, dict[int, int]] = {}
-        self.broken: list[str] = []
-
-    def started(self, host: str, order: Order, exit_: Callable[[int, int], None]) -> None:
-        """Processes of a run exist."""
-        run = order.run
-        self.starts[run] = self.starts.get(run, 0) + 1
-        if self.starts[run] > 1:
-            self.broken.append(f"G: run {run} was started {self.starts[run]} times")
-        for grant in order.devices:
-            holder = self.held.setdefault((host, grant.index), run)
-            if holder != run:
-                self.broken.append(
-                    f"A: device {grant.index} of {host} really serves {holder} and {run}"
-                )
-        attempts = self.alive.setdefault(order.job, {})
-        attempts[order.attempt] = attempts.get(order.attempt, 0) + 1
-        if not order.overlap_safe and len(attempts) > 1:
-            self.broken.append(
-                f"J: attempts {sorted(attempts)} of job {order.job} really run at once"
-            )
-        if order.resume.uri and order.resume.uri not in self.storage.committed:
-            self.broken.append(
-                f"E: {run} starts from {order.resume.uri}, which was never committed"
-            )
-        key = (order.job, order.attempt)
-        if key not in self.gangs:
-            self.gangs[key] = Gang(
-                self.kernel, order, self.programs[order.launch], self.storage, self.reporter
-            )
-        self.gangs[key].join(Rank(order, exit_))
-
-    def ended(self, host: str, order: Order) -> None:
-        """Nothing of a run lives any more."""
-        for grant in order.devices:
-            if self.held.get((host, grant.index)) == order.run:
-                del self.held[host, grant.index]
-        attempts = self.alive[order.job]
-        attempts[order.attempt] -= 1
-        if not attempts[order.attempt]:
-            del attempts[order.attempt]
-        self.gangs[order.job, order.attempt].leave(order.rank)
+_LOOK_MS = 5_000
+# An interface that is down is told again this often, for a signal may be lost.
+_TELL_LINKS_MS = 10_000
 
 
 class HostProcess:
@@ -92,6 +40,56 @@ class HostProcess:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.ending: Ending | None = None
+
+
+class _Line:
+    """One connection of a host to a gateway. A cut direction holds back what goes that way."""
+
+    def __init__(self, host: Host, gateway: GatewayProcess, stream: AttachStream) -> None:
+        self.host, self.gateway, self.stream = host, gateway, stream
+        kernel, chance = host.kernel, host.chance
+        self.up = Pipe(kernel, chance, self._up_blocked, self._arrive)
+        self.down = Pipe(kernel, chance, self._down_blocked, host.hear)
+        gateway.drain(stream, self._sent)
+
+    def close(self) -> None:
+        """The host hangs up; behind a cut the gateway does not learn it, and holds half a connection."""
+        self.up.close()
+        self.down.close()
+        gateway = self.gateway
+        if gateway.up and gateway.core is not None and not self.host.cut_up:
+            gateway.undrain(self.stream)
+            gateway.core.agents.close(self.stream)
+            gateway.perform()
+
+    def _up_blocked(self) -> bool:
+        return self.host.cut_up or self.gateway.paused
+
+    def _down_blocked(self) -> bool:
+        return self.host.cut_down or self.host.paused
+
+    def _arrive(self, request: pb.AttachRequest) -> None:
+        gateway = self.gateway
+        if gateway.up:
+            gateway.guarded(lambda: self._take(request))
+
+    def _take(self, request: pb.AttachRequest) -> None:
+        core = self.gateway.core
+        assert core is not None, "up"
+        try:
+            core.agents.take(self.stream, request, self.gateway.now())
+        except Refusal as refusal:
+            self.host.kernel.note(f"{self.host.name} refused: {refusal.code}")
+            self.host.line_broke(self)
+        self.gateway.perform()
+
+    def _sent(self, message: Message | None) -> None:
+        """The gateway sends; None: it cut the stream, or crashed."""
+        if message is None:
+            self.host.line_broke(self)
+            return
+        assert isinstance(message, pb.AttachResponse), "what an attach stream carries"
+        self.down.send(message)
 
 
 class Host(Process):
@@ -105,6 +103,7 @@ class Host(Process):
         clock: SimClock,
         *,
         devices: int,
+        nics: int,
         cpu_milli: int,
         crash_ppm: int = 0,
     ) -> None:
@@ -113,24 +112,32 @@ class Host(Process):
         self.cut_up = False
         self.cut_down = False
         self.disk_full = False
+        self.disk_ms = 0
+        # Of the last writes that were acknowledged, how many a power cut undoes: a disk that lies.
+        self.unsynced_max = 0
         self.dead = False
         self.boots = 1
+        self.links: dict[str, bool] = {f"ib{i}": True for i in range(nics)}
         self.runs: dict[RunId, HostProcess] = {}
         self._physics, self._gateways, self._clock = physics, gateways, clock
         self._devices, self._cpu_milli = devices, cpu_milli
         self._disk: AgentState | None = None
+        self._written: deque[AgentState | None] = deque(maxlen=8)
         self._renewed: Stamp | None = None
-        self._stream: AttachStream | None = None
-        self._gateway: GatewayProcess | None = None
+        self._line: _Line | None = None
         self._heard_ms = 0
         self._events: deque[m.Event] = deque()
         self._handling = False
         self._connection = 0
+        self._tell_links_ms = 0
 
     # --- life of the agent
 
     def begin(self) -> None:
-        """Restore the state, adopt what lives, attach."""
+        """Restore the state, adopt what lives, attach; a dead machine does nothing of it."""
+        if self.dead:
+            self.up = False
+            return
         boot = f"boot-{self.boots}"
         state = self._disk or AgentState(self.name, boot)
         self.core = AgentCore(
@@ -152,25 +159,108 @@ class Host(Process):
 
     def turn(self) -> None:
         """Time passed."""
-        if self._gateway is not None and self.kernel.now_ms - self._heard_ms > _SILENT_STREAM_MS:
+        if self.kernel.now_ms >= self._tell_links_ms:
+            self._tell_links_ms = self.kernel.now_ms + _TELL_LINKS_MS
+            for name, up in self.links.items():
+                if not up:
+                    self._signal_link(name)
+        if self._line is not None and self.kernel.now_ms - self._heard_ms > _SILENT_STREAM_MS:
             self._disconnected()  # Keepalive: nothing has been heard for too long.
         self.feed(m.Tick())
 
     def ended(self) -> None:
         """The agent is gone; what it started goes on."""
         self.core = None
-        self._close_stream()
+        self._hang_up()
 
     def reboot(self, down_ms: int) -> None:
-        """The machine goes down with everything on it, and comes back."""
+        """The machine goes down with everything on it, and comes back; a lying disk has lost its last writes."""
+        self._power_off()
+        self.boots += 1
+        if self.up:
+            self.crash(restart_after_ms=down_ms)
+
+    def die(self) -> None:
+        """The machine is gone for good, until `repair`."""
+        self._power_off()
+        self.dead = True
+        self.crash(restart_after_ms=0)
+
+    def repair(self) -> None:
+        """It comes back from the workshop with another boot and an empty disk."""
+        if not self.dead:
+            return
+        self.dead = False
+        self.boots += 1
+        self._disk = None
+        self._written.clear()
+        for name in self.links:
+            self.links[name] = True
+        self.start()
+
+    def _power_off(self) -> None:
+        self.kernel.note(f"{self.name} loses power")
         for run in list(self.runs):
             self._kill_process(run, None)
         self.runs.clear()
-        self.boots += 1
         self._renewed = None
-        self.kernel.note(f"{self.name} reboots")
-        if self.up:
-            self.crash(restart_after_ms=down_ms)
+        for _ in range(min(self.unsynced_max, len(self._written))):
+            self._disk = self._written.pop()
+
+    # --- interfaces and devices
+
+    def link(self, name: str, *, up: bool) -> None:
+        """An interface lost or regained its link; the agent says so when it can."""
+        if self.links.get(name, up) == up:
+            return
+        self.links[name] = up
+        self.kernel.note(f"{self.name} {name} {'up' if up else 'down'}")
+        self._physics.linked(self.name, up=sum(self.links.values()), of=len(self.links))
+        self._signal_link(name)
+
+    def signal(
+        self,
+        kind: telemetry_pb2.SignalKind.ValueType,
+        *,
+        device: int = 0,
+        code: str = "",
+        nic: str = "",
+    ) -> None:
+        """Something that a device or interface did, seen by the agent; lost when it is not attached."""
+        if self.core is None or self.paused:
+            return
+        signal = telemetry_pb2.Signal(
+            node=self.name, incarnation=self.core.incarnation, at_ms=self._clock.wall_ms(),
+            kind=kind, device=device, nic=nic, code=code,
+        )  # fmt: skip
+        if self.core.attached:
+            self._send(pb.AttachRequest(signal=signal))
+
+    def join_network(self) -> None:
+        """The way to the gateways is open again."""
+        self.cut_up = self.cut_down = False
+
+    def empty_disk(self) -> None:
+        """The disk has room and is quick again."""
+        self.disk_full, self.disk_ms = False, 0
+
+    def tell_links(self) -> None:
+        """Say how every interface is."""
+        for name in self.links:
+            self._signal_link(name)
+
+    def mend(self) -> None:
+        """All that can be broken of it works again."""
+        self.join_network()
+        self.empty_disk()
+        self.unsynced_max = 0
+        self.repair()
+        for name in self.links:
+            self.link(name, up=True)
+
+    def _signal_link(self, name: str) -> None:
+        code = "up" if self.links[name] else "down"
+        self.signal(telemetry_pb2.SIGNAL_KIND_NIC_LINK, nic=name, code=code)
 
     # --- the core
 
@@ -182,30 +272,31 @@ class Host(Process):
         if self._handling:
             return
         self._handling = True
-        while self._events and self.core is not None:
-            for action in self.core.handle(self._events.popleft(), self._now()):
+        now = self._now()
+        core = self.core
+        while self._events:
+            for action in core.handle(self._events.popleft(), now):
                 self.point("before action")
                 self._perform(action)
         self._handling = False
-        if self.core is not None:
-            due_ms = min(self.core.due_ms(self._now()), 1_000 if self.core.live_runs else 5_000)
-            if due_ms < NEVER:
-                self.wake(max(due_ms, 1))
+        if not isinstance(event, m.BeatAcked):  # Which moves nothing nearer.
+            self.wake(max(min(core.due_ms(now), _LOOK_MS), 1))
 
-    def _perform(self, action: m.Action) -> None:
+    def _perform(self, action: m.Action) -> None:  # noqa: C901 - one case an action
         match action:
             case m.Persist(version=version, state=state):
-                self.later(self._chance.randint(1, 8), lambda: self._persisted(version, state))
+                delay_ms = self.chance.randint(1, 8) + self.disk_ms
+                self.later(delay_ms, lambda: self._persisted(version, state))
             case m.Renew(stamp=stamp):
                 self._renewed = stamp
             case m.Fetch(digest=digest):
                 self.later(10, lambda: self._fetched(digest))
             case m.Start(order=order):
-                self.later(self._chance.randint(20, 400), lambda: self._start(order))
+                self.later(self.chance.randint(20, 400), lambda: self._start(order))
             case m.Terminate(run=run):
                 self._terminate(run)
             case m.Kill(run=run):
-                self.later(self._chance.randint(5, 100), lambda: self._kill(run))
+                self.later(self.chance.randint(5, 100), lambda: self._kill(run))
             case m.Probe(run=run):
                 self.later(50, lambda: self.feed(m.Probed(run)))
             case m.Ask(run=run, ask=ask, at_step=at_step, stop_after=stop_after):
@@ -220,7 +311,8 @@ class Host(Process):
             case m.Reconnect():
                 self._disconnected()
             case m.SendAttach() | m.SendBeat() | m.SendReport() | m.SendAck() | m.SendProbeFailed():
-                self._send(wire.request(self.name, action))
+                if self.core is not None:
+                    self._send(wire.request(self.name, action))
 
     # --- disk and processes
 
@@ -228,12 +320,13 @@ class Host(Process):
         if self.disk_full:
             self.feed(m.PersistFailed(version))
             return
+        self._written.append(self._disk)
         self._disk = state
         self.point("after persist")
         self.feed(m.Persisted(version))
 
     def _fetched(self, digest: str) -> None:
-        if self._gateway is None or self.cut_up or self.cut_down:
+        if self._line is None or self.cut_up or self.cut_down:
             self.later(500, lambda: self._fetched(digest))
             return
         self.feed(m.LaunchReady(digest))
@@ -263,7 +356,7 @@ class Host(Process):
         if process is None or process.ending is not None:
             return
         if not self._physics.programs[process.order.launch].ignores_sigterm:
-            delay_ms = self._chance.randint(10, 2_000)
+            delay_ms = self.chance.randint(10, 2_000)
             self.kernel.after(delay_ms * US_PER_MS, lambda: self._exited(run, 143, 0))
 
     def _kill(self, run: RunId) -> None:
@@ -288,92 +381,46 @@ class Host(Process):
     def _connect_later(self) -> None:
         self._connection += 1
         number = self._connection
-        self.later(self._chance.randint(*_CONNECT_MS), lambda: self._connect(number))
+        self.later(self.chance.randint(*_CONNECT_MS), lambda: self._connect(number))
 
     def _connect(self, number: int) -> None:
-        if number != self._connection or self._gateway is not None:
+        if number != self._connection or self._line is not None:
             return
         up = [each for each in self._gateways if each.up and not each.paused]
         if not up or self.cut_up or self.cut_down:
             self._connect_later()
             return
-        gateway = self._chance.choice(up)
+        gateway = self.chance.choice(up)
         assert gateway.core is not None, "up"
-        stream = gateway.core.agents.open(AGENT)
-        self._gateway, self._stream, self._heard_ms = gateway, stream, self.kernel.now_ms
-        gateway.drain(stream, lambda message: self._hear(stream, message))
-        gateway.lost.append(lambda: self._lost(stream))
+        self._line = _Line(self, gateway, gateway.core.agents.open(AGENT))
+        self._heard_ms = self.kernel.now_ms
         self.feed(m.Connected())
 
     def _send(self, request: pb.AttachRequest) -> None:
-        gateway, stream = self._gateway, self._stream
-        if gateway is None or stream is None:
-            return
-        delay_ms = self._chance.randint(1, 3)
-        self.kernel.after(delay_ms * US_PER_MS, lambda: self._arrive(gateway, stream, request))
+        if self._line is not None:
+            self._line.up.send(request)
 
-    def _arrive(
-        self, gateway: GatewayProcess, stream: AttachStream, request: pb.AttachRequest
-    ) -> None:
-        if self.cut_up or self._stream is not stream or not gateway.up or gateway.core is None:
-            return
-        if gateway.paused:
-            self.kernel.after(50 * US_PER_MS, lambda: self._arrive(gateway, stream, request))
-            return
-        core = gateway.core
-
-        def take() -> None:
-            try:
-                core.agents.take(stream, request, gateway.now())
-            except Refusal as refusal:
-                self.kernel.note(f"{self.name} refused: {refusal.code}")
-                self._lost(stream)
-            gateway.perform()
-
-        gateway.guarded(take)
-
-    def _hear(self, stream: AttachStream, message: Message | None) -> None:
-        """The gateway sent something; None: it cut the stream."""
-        if message is None:
-            self._lost(stream)
-            return
-        delay_ms = self._chance.randint(1, 3)
-        self.kernel.after(delay_ms * US_PER_MS, lambda: self._heard(stream, message))
-
-    def _heard(self, stream: AttachStream, message: Message) -> None:
-        if self._stream is not stream or self.cut_down or not self.up:
-            return
-        if self.paused:
-            self.kernel.after(50 * US_PER_MS, lambda: self._heard(stream, message))
-            return
+    def hear(self, message: pb.AttachResponse) -> None:
+        """A gateway said something."""
         self._heard_ms = self.kernel.now_ms
-        assert isinstance(message, pb.AttachResponse), "what an attach stream carries"
         event = wire.event(message)
         if event is not None:
             self.guarded(lambda: self.feed(event))
 
-    def _lost(self, stream: AttachStream) -> None:
-        """The connection broke, and both ends know."""
-        if self._stream is stream and self.up:
-            self.later(1, lambda: self._disconnected() if self._stream is stream else None)
+    def line_broke(self, line: _Line) -> None:
+        """The connection is gone, and both ends know."""
+        if self._line is line and self.up:
+            self.later(1, lambda: self._disconnected() if self._line is line else None)
 
     def _disconnected(self) -> None:
-        self._close_stream()
+        self._hang_up()
         self.feed(m.Disconnected())
         self._connect_later()
 
-    def _close_stream(self) -> None:
-        gateway, stream = self._gateway, self._stream
-        self._gateway = self._stream = None
-        if (
-            gateway is not None
-            and stream is not None
-            and gateway.up
-            and gateway.core is not None
-            and not self.cut_up
-        ):
-            gateway.core.agents.close(stream)
-            gateway.perform()
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
     # --- facts of the machine
 
@@ -381,8 +428,9 @@ class Host(Process):
         cards = tuple(
             DeviceSpec(i, "H100", f"{self.name}-{i}", simulated=True) for i in range(self._devices)
         )
+        nics = tuple(NicSpec(name, 400_000, kind="infiniband") for name in self.links)
         return Inventory(
-            "10.0.0.1", self._cpu_milli, 1 << 20, cards, boot_id=boot, agent_version="sim"
+            "10.0.0.1", self._cpu_milli, 1 << 20, cards, nics, boot_id=boot, agent_version="sim"
         )
 
     def _now(self) -> Now:

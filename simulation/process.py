@@ -6,6 +6,7 @@ driver. While paused, time passes and nothing of it happens.
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -43,8 +44,10 @@ class Process(ABC):
         self.paused = False
         self.crashes = 0
         self.crash_ppm = crash_ppm
+        # Crash at the so many-th point from now on; 0: not so.
+        self.crash_in = 0
         self.points = 0
-        self._chance = kernel.chance(f"process {name}")
+        self.chance = kernel.chance(f"process {name}")
         self._timer: Timer | None = None
         self._life = 0
         self._restart_ms = (200, 2_000)
@@ -64,6 +67,7 @@ class Process(ABC):
         if not self.up:
             return
         self.up = False
+        self.crash_in = 0
         self.crashes += 1
         self._life += 1
         if self._timer is not None:
@@ -72,9 +76,7 @@ class Process(ABC):
         self.kernel.note(f"{self.name} crashes")
         self.ended()
         delay_ms = (
-            self._chance.randint(*self._restart_ms)
-            if restart_after_ms is None
-            else restart_after_ms
+            self.chance.randint(*self._restart_ms) if restart_after_ms is None else restart_after_ms
         )
         self.kernel.after(delay_ms * US_PER_MS, self.start)
 
@@ -108,10 +110,16 @@ class Process(ABC):
             self.guarded(self.turn)
 
     def guarded(self, work: Callable[[], None]) -> None:
-        """Do work of this process; a crash inside ends it."""
+        """Do work of this process; a crash inside ends it. What else is raised is a bug, and ends it too."""
         try:
             work()
         except Crash:
+            self.crash()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is found
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.kernel.troubles.append(
+                f"bug: {self.name} raised {type(error).__name__} at {where.filename}:{where.lineno}: {error}"
+            )
             self.crash()
 
     def later(self, after_ms: int, work: Callable[[], None]) -> None:
@@ -131,7 +139,11 @@ class Process(ABC):
     def point(self, _where: str) -> None:
         """A place where it may crash."""
         self.points += 1
-        if self.crash_ppm and self._chance.randrange(1_000_000) < self.crash_ppm:
+        if self.crash_in:
+            self.crash_in -= 1
+            if not self.crash_in:
+                raise Crash
+        if self.crash_ppm and self.chance.randrange(1_000_000) < self.crash_ppm:
             raise Crash
 
     @abstractmethod

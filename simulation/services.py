@@ -1,4 +1,4 @@
-"""The services of a cell as simulated processes: the real scheduler, health processor and gateway core on simulated ports."""
+"""Scheduler and health as simulated processes: the real drivers, cores and rules on simulated ports."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ import itertools
 from collections.abc import Callable
 from importlib import resources
 
-from google.protobuf.message import Message
-
-from services.gateway.auth import Caller
-from services.gateway.core import GatewayCore
-from services.gateway.effects import Now, Outbox, Write
-from services.gateway.refusal import Refusal
 from services.health.driver import Ports as HealthPorts
 from services.health.driver import Processor
 from services.health.rules import Rules as HealthRules
 from services.health.table import parse
-from services.runtime import codec
 from services.runtime.ports import InputGapError, PortError
 from services.runtime.reader import Folded
 from services.scheduler.core import Step
@@ -26,18 +19,23 @@ from services.scheduler.exits import SchedulerExitError
 from services.scheduler.phases import Leading, Ports, Rules
 from simulation.election import Election, SimLeadership
 from simulation.process import Process, SimClock
-from simulation.storage import Broker, SimBlobs, SimEventLog, SimInputs, SimPublisher, SimSnapshots
+from simulation.storage import Broker, SimEventLog, SimInputs, SimPublisher, SimSnapshots
 from statemachines.cluster import Cluster
-from statemachines.entry import Entry
+from statemachines.entry import Entry, Recorded
 from statemachines.policy import Policy
 
 _RETRY_MS = 100
 # A standby stands for election this often; a leader without work looks this often.
 _LOOK_MS = 500
+_SCHEDULER_READS = ("log", "requests", "reports", "verdicts")
+
+
+def _nothing(_cluster: Cluster) -> tuple[Recorded, ...]:
+    return ()
 
 
 class SchedulerProcess(Process):
-    """The real driver. `ends` is told why it ended itself."""
+    """The real driver. `exits` says why it ended itself, each time."""
 
     def __init__(
         self,
@@ -53,10 +51,13 @@ class SchedulerProcess(Process):
         super().__init__(broker.kernel, name, crash_ppm=crash_ppm)
         self.scheduler: Scheduler | None = None
         self.exits: list[str] = []
+        # What an operator lets the next leader record, and the gap that made it necessary.
+        self.said: Callable[[Cluster], tuple[Recorded, ...]] = _nothing
+        self.gap: InputGapError | None = None
         self._broker, self._election, self._clock = broker, election, clock
         self._cell, self._policy = cell, policy
         self._nonce = itertools.count(1)
-        broker.on_record(self._woken)
+        broker.on_record(_SCHEDULER_READS, self._woken)
 
     @property
     def leads(self) -> bool:
@@ -68,7 +69,7 @@ class SchedulerProcess(Process):
         self.scheduler = None
         ports = Ports(
             log=SimEventLog(self._broker, self.point),
-            inputs=SimInputs(self._broker, self.point, {}),
+            inputs=SimInputs(self._broker, self.point),
             snapshots=SimSnapshots(self._broker, self.point),
             leadership=SimLeadership(self._election),
             clock=self._clock,
@@ -78,6 +79,7 @@ class SchedulerProcess(Process):
             nonce=f"{self.name}/{next(self._nonce)}",
             policy=self._policy,
             snapshot_entries=400,
+            said=self.said,
         )
         try:
             self.scheduler = Scheduler(self._cell, ports, rules, _Silent())
@@ -93,9 +95,11 @@ class SchedulerProcess(Process):
             self.scheduler.turn(0.0)
             wait_ms = self._idle_ms()
         except SchedulerExitError as why:
-            self.exits.append(type(why).__name__)
-            self.kernel.note(f"{self.name} ends: {type(why).__name__}")
-            self.crash()
+            self._ends(type(why).__name__)
+            return
+        except InputGapError as gap:  # An end of the process, as its exit code says.
+            self._ends("InputGapError")
+            self.gap = gap
             return
         except PortError:
             wait_ms = _RETRY_MS
@@ -104,6 +108,11 @@ class SchedulerProcess(Process):
     def ended(self) -> None:
         """A crash leaves its lease to run out."""
         self.scheduler = None
+
+    def _ends(self, why: str) -> None:
+        self.exits.append(why)
+        self.kernel.note(f"{self.name} ends: {why}")
+        self.crash()
 
     def _idle_ms(self) -> int:
         assert self.scheduler is not None, "only called while it runs"
@@ -117,12 +126,9 @@ class SchedulerProcess(Process):
         due_ms = core.next_due_ms(now_ms)
         return _LOOK_MS if due_ms is None else max(1, min(_LOOK_MS, due_ms - now_ms))
 
-    def _woken(self, topic: str) -> None:
-        if self.up and topic in _SCHEDULER_READS:
+    def _woken(self) -> None:
+        if self.up:
             self.wake(1)
-
-
-_SCHEDULER_READS = frozenset({"log", "requests", "reports", "verdicts"})
 
 
 class _Silent:
@@ -184,8 +190,8 @@ class HealthProcess(Process):
         ports = HealthPorts(
             log=SimEventLog(self._broker, self.point),
             snapshots=SimSnapshots(self._broker, self.point),
-            inputs=SimInputs(self._broker, self.point, {}),
-            publisher=SimPublisher(self._broker, self.point, {}),
+            inputs=SimInputs(self._broker, self.point),
+            publisher=SimPublisher(self._broker, self.point),
             clock=self._clock,
         )
         try:
@@ -204,166 +210,3 @@ class HealthProcess(Process):
     def ended(self) -> None:
         """All in memory is gone."""
         self.processor = None
-
-
-class GatewayProcess(Process):
-    """The real core with a driver on virtual time: one write after the other, the log read when it grows."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        name: str,
-        clock: SimClock,
-        *,
-        cell: str,
-        cell_key: bytes,
-        crash_ppm: int,
-    ) -> None:
-        super().__init__(broker.kernel, name, crash_ppm=crash_ppm)
-        self.core: GatewayCore | None = None
-        self._broker, self._clock, self._cell, self._key = broker, clock, cell, cell_key
-        self._ids = itertools.count(1)
-        self._calls: dict[int, Callable[[Message | Refusal], None]] = {}
-        self._numbers = itertools.count(1)
-        self._drains: dict[Outbox, Callable[[Message | None], None]] = {}
-        self._waiting: list[Write] = []
-        self._writing = False
-        self._tick_at_ms = -1
-        self.lost: list[Callable[[], None]] = []
-        broker.on_record(self._woken)
-
-    def begin(self) -> None:
-        """Fold the log from its start."""
-        cluster = Cluster(self._cell, track=True)
-        self.core = GatewayCore(
-            cluster,
-            name=self.name,
-            cell_key=self._key,
-            new_id=lambda: f"{self.name}-{next(self._ids)}",
-        )
-        self._log = SimEventLog(self._broker, self.point)
-        self._publisher = SimPublisher(self._broker, self.point, {})
-        self._blobs = SimBlobs(self._broker, self.point)
-        self._calls, self._drains, self._waiting, self._writing = {}, {}, [], False
-        self._tick_at_ms = -1
-
-    def turn(self) -> None:
-        """Follow the log."""
-        assert self.core is not None, "begun"
-        try:
-            while records := self._log.read(self.core.cluster.offset + 1, limit=256, timeout_s=0):
-                for record in records:
-                    self.core.fold(_decoded(record.offset, record.value))
-            self.core.log_read(self.now())
-        except PortError:
-            self.wake(_RETRY_MS)
-        self.perform()
-        self.wake(1_000)
-
-    def ended(self) -> None:
-        """Connections break."""
-        self.core = None
-        lost, self.lost = self.lost, []
-        for each in lost:
-            each()
-
-    def now(self) -> Now:
-        """The time of an input."""
-        return Now(self._clock.wall_ms(), self._clock.monotonic_ms())
-
-    def call(
-        self,
-        ask: Callable[[GatewayCore, int, Now], None],
-        answered: Callable[[Message | Refusal], None],
-    ) -> None:
-        """A unary call arrives; `answered` is called once, unless the process ends first."""
-        assert self.core is not None, "only called while up"
-        number = next(self._numbers)
-        self._calls[number] = answered
-        try:
-            ask(self.core, number, self.now())
-        except Refusal as refusal:
-            self._calls.pop(number)(refusal)
-        self.perform()
-
-    def drain(self, outbox: Outbox, send: Callable[[Message | None], None]) -> None:
-        """Give what the stream has to send to `send`; None when it was cut."""
-        self._drains[outbox] = send
-
-    def perform(self) -> None:
-        """Do what the core asked for. Called after every input."""
-        core = self.core
-        if core is None:
-            return
-        writes, answers, ready = core.effects.take()
-        self._waiting += writes
-        if self._waiting and not self._writing:
-            self._writing = True
-            self.later(2, self._commit)
-        for number, result in answers:
-            answered = self._calls.pop(number, None)
-            if answered is not None:
-                answered(result)
-        for outbox in ready:
-            self._pull(outbox)
-        due_ms = core.effects.due_ms()
-        if due_ms is not None:
-            self._tick_by(due_ms)
-
-    def _pull(self, outbox: Outbox) -> None:
-        send = self._drains.get(outbox)
-        if send is None:
-            return
-        try:
-            while (message := outbox.pull(self.now())) is not None:
-                send(message)
-        except Refusal:
-            del self._drains[outbox]
-            send(None)
-
-    def _commit(self) -> None:
-        batch, self._waiting = self._waiting, []
-        outcome: PortError | None = None
-        try:
-            blobs = [blob for write in batch for blob in write.blobs]
-            if blobs:
-                self._blobs.put(blobs)
-            self._publisher.publish([record for write in batch for record in write.records])
-        except PortError as error:
-            outcome = error
-        self.later(2, lambda: self._committed(batch, outcome))
-
-    def _committed(self, batch: list[Write], outcome: PortError | None) -> None:
-        assert self.core is not None, "of this life"
-        self._writing = False
-        for write in batch:
-            self.core.effects.written(write.id, outcome, self.now())
-        self.perform()
-
-    def _tick_by(self, due_ms: int) -> None:
-        now_ms = self.kernel.now_ms
-        if now_ms < self._tick_at_ms <= due_ms:
-            return  # A tick that comes too early looks again.
-        self._tick_at_ms = max(due_ms, now_ms + 1)
-        self.later(self._tick_at_ms - now_ms, self._ticked)
-
-    def _ticked(self) -> None:
-        assert self.core is not None, "of this life"
-        self._tick_at_ms = -1
-        self.core.effects.tick(self.now())
-        self.perform()
-
-    def _woken(self, topic: str) -> None:
-        if self.up and topic == "log":
-            self.wake(1)
-
-
-def _decoded(offset: int, stored: bytes) -> Entry:
-    try:
-        return codec.decode_entry(offset, stored)
-    except codec.CodecError:
-        return codec.unreadable(offset)
-
-
-ADMIN = Caller("user:admin", "token", frozenset({"admin"}))
-AGENT = Caller("service:agent", "node-token", frozenset({"node"}))

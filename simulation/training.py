@@ -16,14 +16,16 @@ import msgspec
 from services.agent.orders import Order
 from services.gateway.auth import TRAINER, Caller
 from services.gateway.refusal import Refusal, Status
+from simulation.gateway import GatewayProcess
 from simulation.kernel import US_PER_MS, Kernel, Timer
-from simulation.services import GatewayProcess
 from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
 from tidemill.v1 import training_service_pb2 as training
 
 _RETRY_MS = 500
 _PEER_LOST_MS = (200, 3_000)
 _PROGRESS_MS = 1_000
+# What a collective bears of a link that is down before it gives up.
+_RETRIES_MS = (30_000, 120_000)
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -36,6 +38,12 @@ class Program(msgspec.Struct, frozen=True):
     # Exits with this code at this step, once; 0: never.
     fails_at_step: int = 0
     ignores_sigterm: bool = False
+    # Goes on over the interfaces that are left when one is down.
+    failover: bool = False
+    # Stands still for ever at this step of the first attempt; 0: never.
+    hangs_at_step: int = 0
+    # How often an attempt in a row fails at its first step; a crash loop has many.
+    crash_loop: int = 0
 
     @property
     def trains(self) -> bool:
@@ -48,17 +56,19 @@ class Storage:
 
     def __init__(self) -> None:
         self.committed: dict[str, tuple[str, int, int]] = {}
+        # Of those, what cannot be loaded though it was acknowledged.
+        self.rotten: set[str] = set()
 
 
 class Rank:
     """One living run of a gang."""
 
-    __slots__ = ("exit", "order", "reachable")
+    __slots__ = ("exit", "host", "order")
 
-    def __init__(self, order: Order, exit_: Callable[[int, int], None]) -> None:
+    def __init__(self, host: str, order: Order, exit_: Callable[[int, int], None]) -> None:
+        self.host = host
         self.order = order
         self.exit = exit_
-        self.reachable = True
 
 
 class Gang:
@@ -83,6 +93,8 @@ class Gang:
         self._ask = 0
         self._stop_after_save = False
         self._broken = False
+        # Hosts whose links keep the gang from stepping, and the timers of its patience.
+        self._cut: dict[str, Timer] = {}
         self._chance = kernel.chance(f"gang {order.job} {order.attempt}")
 
     def join(self, rank: Rank) -> None:
@@ -90,19 +102,34 @@ class Gang:
         self.ranks[rank.order.rank] = rank
         if len(self.ranks) == self.members and not self._running:
             self._running = True
-            if self.program.trains:
-                self._reporter.resumed(self)
-            self._schedule()
+            self._begin()
+
+    def _begin(self) -> None:
+        """Load what was decided, and say so; or that it cannot be loaded."""
+        if self.resume.uri in self._storage.rotten:
+            self._reporter.load_failed(self)
+            self._break()
+            return
+        if self.program.trains:
+            self._reporter.resumed(self)
+        self._schedule()
 
     def leave(self, rank: int) -> None:
         """A rank is gone; the others notice."""
         self.ranks.pop(rank, None)
         self._break()
 
-    def cut(self, rank: int, *, reachable: bool) -> None:
-        """A rank's network is gone, or back: nobody steps meanwhile."""
-        if rank in self.ranks:
-            self.ranks[rank].reachable = reachable
+    def linked(self, host: str, *, up: int, of: int) -> None:
+        """Links of a host changed: whoever needs one that is down stands still, and in the end gives up."""
+        ranks = [rank for rank in self.ranks.values() if rank.host == host]
+        if not ranks or self.members == 1:
+            return
+        works = up == of or (self.program.failover and up > 0)
+        if works and host in self._cut:
+            self._cut.pop(host).cancel()
+        elif not works and host not in self._cut:
+            patience_us = self._chance.randint(*_RETRIES_MS) * US_PER_MS
+            self._cut[host] = self.kernel.after(patience_us, self._break)
 
     def ask(self, ask: int, at_step: int, *, stop_after: bool) -> None:
         """An early save was asked for, or rank 0's answer has come back."""
@@ -147,14 +174,13 @@ class Gang:
     def _advance(self, steps: int) -> None:
         if self._broken:
             return
-        if not all(rank.reachable for rank in self.ranks.values()):
+        if self._cut or self._hangs():
             self._timer = self.kernel.after(_PROGRESS_MS * US_PER_MS, lambda: self._advance(steps))
             return
         self.step += steps
-        if (
-            self.program.fails_at_step
-            and self.step >= self.program.fails_at_step
-            and self.attempt == 1
+        fails_at = self.program.fails_at_step
+        if self.attempt <= self.program.crash_loop or (
+            fails_at and self.step >= fails_at and self.attempt == 1
         ):
             for rank in list(self.ranks.values()):
                 rank.exit(1, 0)
@@ -166,6 +192,10 @@ class Gang:
                 self._save()
                 return
         self._go_on()
+
+    def _hangs(self) -> bool:
+        at = self.program.hangs_at_step
+        return bool(at) and self.step >= at and self.attempt == 1
 
     def _save(self) -> None:
         step = self.step
@@ -205,14 +235,20 @@ class Reporter:
         self._spools: dict[tuple[str, int], deque[reports_pb2.Report]] = {}
         self._sending: set[tuple[str, int]] = set()
         self._chance = kernel.chance("reporter")
-        # A planted fault: reports of an exited trainer are forgotten.
-        self.acknowledged: dict[tuple[str, int], int] = {}
+        # Told of each save that the cell acknowledged as durable: job, attempt, step.
+        self.acknowledged: Callable[[str, int, int], None] = lambda _job, _attempt, _step: None
 
     def resumed(self, gang: Gang) -> None:
         """The receipt."""
         point = gang.resume
         self._say(gang, resumed=reports_pb2.Resumed(
             job=gang.job, attempt=gang.attempt, step=point.step, uri=point.uri, manifest=point.manifest
+        ))  # fmt: skip
+
+    def load_failed(self, gang: Gang) -> None:
+        """What was to be loaded is rotten."""
+        self._say(gang, load_failed=reports_pb2.LoadFailed(
+            job=gang.job, attempt=gang.attempt, step=gang.resume.step, message="digest differs"
         ))  # fmt: skip
 
     def began(self, gang: Gang, step: int) -> None:
@@ -276,9 +312,6 @@ class Reporter:
         request = training.ReportCheckpointRequest()
         request.report.CopyFrom(spool[0])
         caller, answered = _caller(*key), _Once(self, key)
-        gateway.lost.append(
-            lambda: answered(Refusal(Status.UNAVAILABLE, "lost", "the connection broke"))
-        )
         self.kernel.after(
             5_000 * US_PER_MS,
             lambda: answered(Refusal(Status.DEADLINE_EXCEEDED, "deadline", "no answer")),
@@ -300,7 +333,7 @@ class Reporter:
             return
         said = spool.popleft()
         if said.WhichOneof("kind") == "saved":
-            self.acknowledged[key] = said.saved.step
+            self.acknowledged(*key, said.saved.step)
         self._send(key)
 
     def _gateway(self) -> GatewayProcess | None:

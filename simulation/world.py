@@ -1,7 +1,7 @@
-"""One cell in one history: processes, hosts, work and faults, and the referee that looks at everything.
+"""One cell in one history: processes, hosts, work and faults.
 
 Two phases. In the first anything may fail: nothing unsafe may happen. Then all is healed, and what was promised must
-come about within a bound of virtual time. The referee reads stored records before anyone else, so it sees all.
+come about within a bound of virtual time: every job ends or is held with a reason, every reader holds the same state.
 """
 
 from __future__ import annotations
@@ -13,30 +13,36 @@ from functools import partial
 import msgspec
 
 from services.health.rules import Rules as HealthRules
-from services.runtime import codec
-from simulation.clients import Clients, make_job
+from simulation.clients import Clients, Wanted, make_job
 from simulation.election import Election
+from simulation.gateway import GatewayProcess
 from simulation.kernel import US_PER_MS, US_PER_S, Kernel
-from simulation.nodes import Host, Physics
+from simulation.nodes import Host
+from simulation.operators import Operators
+from simulation.physics import Physics
 from simulation.process import Process, SimClock
-from simulation.services import GatewayProcess, HealthProcess, SchedulerProcess
+from simulation.referee import Referee, decoded
+from simulation.services import HealthProcess, SchedulerProcess
 from simulation.storage import Broker, BrokerFaults
-from statemachines import facts, invariants, snapshot
+from statemachines import invariants, snapshot
 from statemachines.cluster import Cluster
-from statemachines.entry import Entry
 from statemachines.job import ENDED, JobState
-from statemachines.policy import DEFAULT_POLICY
-from statemachines.watcher import Watcher
+from statemachines.policy import DEFAULT_POLICY, Policy
 
 CELL = "sim"
 EPOCH_MS = 1_800_000_000_000
+# Longest that the cell is given to bring everything to its end once it is healed.
+SETTLE_S = 1_800
+# A waiting job has a reason by then.
+REASON_WITHIN_MS = 30_000
 
 
-class Shape(msgspec.Struct, frozen=True):
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size of a cell and its work."""
 
     nodes: int = 8
     devices: int = 4
+    nics: int = 2
     jobs: int = 30
     jobs_within_s: int = 120
     schedulers: int = 2
@@ -59,50 +65,13 @@ class Verdict(msgspec.Struct, frozen=True):
     seen: Mapping[str, int]
 
 
-class Referee:
-    """Folds every stored record of the log as it is stored, with every invariant after each entry."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.cluster = Cluster(CELL)
-        self.broken: list[str] = []
-        self.seen: dict[str, int] = {}
-        self.digests: dict[int, bytes] = {}
-        self._watcher = Watcher()
-        self._kernel = broker.kernel
-        broker.stored.append(self._stored)
-
-    def _stored(self, topic: str, offset: int, value: bytes) -> None:
-        if topic != "log":
-            return
-        try:
-            entry = codec.decode_entry(offset, value)
-        except codec.CodecError:
-            entry = codec.unreadable(offset)
-        if self.cluster.void_reason(entry):
-            self.count("void entry")
-        self.broken += self._watcher.fold(self.cluster, entry)
-        self.broken += invariants.violations(self.cluster)
-        self._note(entry)
-
-    def _note(self, entry: Entry) -> None:
-        self._kernel.note(f"entry {entry.offset} {entry.digest.hex()[:16]}")
-        for recorded in entry.facts:
-            self.count(type(recorded.fact).__name__)
-            match recorded.fact:
-                case facts.AttemptEnded(cause=cause):
-                    self.count(f"ended {cause.value}")
-                case facts.RunEnded(evidence=evidence):
-                    self.count(f"evidence {evidence.value}")
-                case facts.GangPlaced(attempt=attempt, resume=resume) if (
-                    attempt > 1 and resume.step > 0
-                ):
-                    self.count("resumed from a checkpoint")
-                case _:
-                    pass
-
-    def count(self, what: str) -> None:
-        """A rare state was reached."""
-        self.seen[what] = self.seen.get(what, 0) + 1
+POLICY: Policy = msgspec.structs.replace(
+    DEFAULT_POLICY,
+    fence_margin_ms=5_000,
+    retire_after_ms=-1,
+    start_timeout_ms=60_000,
+    save_wait_ms=20_000,
+)
 
 
 class World:
@@ -112,50 +81,32 @@ class World:
         self.kernel = Kernel(seed)
         self.shape = shape
         self.broker = Broker(self.kernel, shape.broker)
-        self.referee = Referee(self.broker)
         self.election = Election(self.kernel)
         self.clocks: list[SimClock] = []
-        chance = self.kernel.chance("world")
-        policy = msgspec.structs.replace(
-            DEFAULT_POLICY,
-            fence_margin_ms=5_000,
-            retire_after_ms=-1,
-            start_timeout_ms=60_000,
-            save_wait_ms=20_000,
-        )
+        self.healed = False
+        self._clock_chance = self.kernel.chance("world")
+        self._jobs = self.kernel.chance("jobs")
+        ppm = shape.crash_ppm
         self.schedulers = [
             SchedulerProcess(
-                self.broker, self.election, f"scheduler-{i}", self._clock(chance.randint(-2000, 2000)),
-                cell=CELL, policy=policy, crash_ppm=shape.crash_ppm,
+                self.broker, self.election, f"scheduler-{i}", self._clock(), cell=CELL, policy=POLICY, crash_ppm=ppm
             )
             for i in range(shape.schedulers)
         ]  # fmt: skip
         self.gateways = [
             GatewayProcess(
-                self.broker, f"gateway-{i}", self._clock(chance.randint(-2000, 2000)),
-                cell=CELL, cell_key=b"k" * 32, crash_ppm=shape.crash_ppm,
+                self.broker, f"gateway-{i}", self._clock(), cell=CELL, cell_key=b"k" * 32, crash_ppm=ppm
             )
             for i in range(shape.gateways)
         ]  # fmt: skip
         self.health = HealthProcess(
-            self.broker,
-            "health",
-            self._clock(0),
-            cell=CELL,
-            rules=HealthRules(),
-            crash_ppm=shape.crash_ppm,
+            self.broker, "health", self._clock(), cell=CELL, rules=HealthRules(), crash_ppm=ppm
         )
         self.physics = Physics(self.kernel, self.gateways)
-        self.hosts = [
-            Host(
-                self.physics, self.gateways, f"n{i:04}", self._clock(chance.randint(-2000, 2000)),
-                devices=shape.devices, cpu_milli=16_000, crash_ppm=shape.crash_ppm,
-            )
-            for i in range(shape.nodes)
-        ]  # fmt: skip
+        self.referee = Referee(self.broker, self.physics, CELL)
+        self.hosts = [self._host(i) for i in range(shape.nodes)]
         self.clients = Clients(self.kernel, self.gateways)
-        self.healed = False
-        self._jobs = self.kernel.chance("jobs")
+        self.operators = Operators(self.kernel, self.clients, self.referee, self.schedulers)
 
     @property
     def services(self) -> list[Process]:
@@ -166,9 +117,18 @@ class World:
         """Start everything, and let the work come."""
         for process in (*self.services, *self.hosts):
             self.kernel.after(self._jobs.randint(0, 300) * US_PER_MS, process.start)
+        self.operators.begin()
         for number in range(self.shape.jobs):
             at_ms = self._jobs.randint(1_000, self.shape.jobs_within_s * 1_000)
-            self.kernel.after(at_ms * US_PER_MS, partial(self._submit, number))
+            wanted = make_job(
+                self._jobs, number, nodes=self.shape.nodes, devices_max=self.shape.devices
+            )
+            self.submit(wanted, at_ms=at_ms)
+
+    def submit(self, wanted: Wanted, *, at_ms: int) -> None:
+        """Somebody will want it."""
+        self.physics.programs[wanted.launch] = wanted.program
+        self.kernel.at(at_ms * US_PER_MS, partial(self.clients.submit, wanted))
 
     def run(self, seconds: float) -> None:
         """Let time pass, until something is broken."""
@@ -183,48 +143,68 @@ class World:
             if holds():
                 return True
             self.kernel.run_until(self.kernel.now_us + US_PER_S)
-        return holds()
+        return not self.broken() and holds()
 
     def heal(self) -> None:
         """No more faults: what is broken is mended, and nothing crashes any more."""
         self.healed = True
+        self.kernel.note("healed")
+        self.referee.note("healed", "")
         self.broker.faults = BrokerFaults()
         self.broker.down = self.election.down = self.election.blind = False
+        self.election.raise_terms(self.referee.cluster.term)
         for process in (*self.services, *self.hosts):
-            process.crash_ppm = 0
+            process.crash_ppm = process.crash_in = 0
+        for gateway in self.gateways:
+            gateway.lag_ms = 0
         for host in self.hosts:
-            host.cut_up = host.cut_down = host.disk_full = False
+            host.mend()
+        self.operators.mend(self.hosts)
 
     def broken(self) -> list[str]:
         """What does not hold."""
-        return [*self.referee.broken, *self.physics.broken]
+        return [*self.referee.broken, *self.physics.broken, *self.kernel.troubles]
 
     # --- what must come about
 
     def settled(self) -> bool:
-        """Every wanted job is acknowledged, and ended or held."""
+        """Every wanted job was refused, or is acknowledged, and ended or held."""
         known = self.referee.cluster.jobs
         return all(
-            wanted.acknowledged
-            and wanted.job in known
-            and (known[wanted.job].state in ENDED or known[wanted.job].state is JobState.HELD)
+            wanted.refused
+            or (
+                wanted.acknowledged
+                and wanted.job in known
+                and (known[wanted.job].state in ENDED or known[wanted.job].state is JobState.HELD)
+            )
             for wanted in self.clients.wanted
         )
 
     def finish(self) -> Verdict:
         """Heal, demand that all comes to its end, and compare all readers."""
-        self.heal()
-        broken = list(self.broken())
-        if not broken and not self.run_until(self.settled, within_s=1_800):
-            broken += self._unsettled()
-        broken += [each for each in self.broken() if each not in broken]
-        if not broken:
-            self.run(5.0)
-            broken += self._compare()
+        if not self.broken():
+            self.heal()
+            broken = [] if self.run_until(self.settled, within_s=SETTLE_S) else self._unsettled()
+            if not self.broken() and not broken:
+                self.run(5.0)
+                self.referee.check_state()
+                broken = self._compare()
+        else:
+            broken = []
+        return self.verdict(broken)
+
+    def note_ends(self) -> None:
+        """Put on the timeline how every job stands."""
+        for wanted in self.clients.wanted:
+            job = self.referee.cluster.jobs.get(wanted.job)
+            self.referee.note("final", wanted.job, job.state.value if job else "unknown")
+
+    def verdict(self, broken: list[str]) -> Verdict:
+        """Of the history so far, with what else does not hold."""
         cluster = self.referee.cluster
         return Verdict(
             seed=self.kernel.seed,
-            broken=tuple(broken),
+            broken=(*self.broken(), *broken),
             history=self.kernel.digest(),
             state=hashlib.sha256(snapshot.encode(cluster)).hexdigest(),
             virtual_s=self.kernel.now_us / US_PER_S,
@@ -235,50 +215,62 @@ class World:
         )
 
     def _unsettled(self) -> list[str]:
+        """D and K: who was promised what, and how it stands."""
+        if self.broken():
+            return []
         known = self.referee.cluster.jobs
         lines = []
         for wanted in self.clients.wanted:
             job = known.get(wanted.job)
-            if job is None or not (job.state in ENDED or job.state is JobState.HELD):
-                why = (
-                    f"{job.state} since {job.changed_at_ms}, {job.reason}"
-                    if job
-                    else "not in the log"
-                )
+            if wanted.refused:
+                continue
+            if job is None:
+                told = "acknowledged" if wanted.acknowledged else "never answered"
+                lines.append(f"K: job {wanted.job} was {told} and is not in the log")
+            elif not (job.state in ENDED or job.state is JobState.HELD):
                 lines.append(
-                    f"D: job {wanted.job} (acknowledged: {wanted.acknowledged}) never came to an end: {why}"
+                    f"D: job {wanted.job} never came to an end: {job.state}, attempt {job.attempt}, {job.reason}"
                 )
-        return lines[:5] or ["D: not settled"]
+            elif not wanted.acknowledged:
+                lines.append(f"K: job {wanted.job} is in the log and nobody was told")
+        return lines[:5]
 
     def _compare(self) -> list[str]:
-        """C: all readers hold the same state at the same offset. K: each wanted job is in the log once."""
-        expected = snapshot.digest(self.referee.cluster)
-        broken = []
+        """C: all readers hold the same state at the same offset, and so does a replay. D: who waits knows why."""
+        final = self.referee.cluster
+        expected = snapshot.digest(final)
+        broken = invariants.unexplained(final, after_ms=REASON_WITHIN_MS)
+        broken += [
+            f"K: job {wanted.job} was refused and is in the log"
+            for wanted in self.clients.wanted
+            if wanted.refused and wanted.job in final.jobs
+        ]
         readers = {each.name: each.core.cluster for each in self.gateways if each.core is not None}
         if self.health.processor is not None:
             readers["health"] = self.health.processor.cluster
+        for scheduler in self.schedulers:
+            if scheduler.scheduler is not None:
+                readers[scheduler.name] = scheduler.scheduler.cluster
         for name, cluster in readers.items():
-            if (
-                cluster.offset == self.referee.cluster.offset
-                and snapshot.digest(cluster) != expected
-            ):
+            if cluster.offset == final.offset and snapshot.digest(cluster) != expected:
                 broken.append(f"C: {name} holds another state than the referee")
         again = Cluster(CELL)
         for at, (_, _, value) in enumerate(self.broker.records.get(("log", 0), [])):
-            try:
-                again.fold(codec.decode_entry(at, value))
-            except codec.CodecError:
-                again.fold(codec.unreadable(at))
+            again.fold(decoded(at, value))
         if snapshot.digest(again) != expected:
             broken.append("C: a replay of the log holds another state")
         return broken
 
-    def _submit(self, number: int) -> None:
-        wanted = make_job(self._jobs, number, devices_max=self.shape.devices)
-        self.physics.programs[wanted.launch] = wanted.program
-        self.clients.submit(wanted)
+    # --- parts
 
-    def _clock(self, offset_ms: int) -> SimClock:
+    def _host(self, number: int) -> Host:
+        return Host(
+            self.physics, self.gateways, f"n{number:04}", self._clock(), devices=self.shape.devices,
+            nics=self.shape.nics, cpu_milli=16_000, crash_ppm=self.shape.crash_ppm,
+        )  # fmt: skip
+
+    def _clock(self) -> SimClock:
+        offset_ms = self._clock_chance.randint(-5_000, 5_000)
         clock = SimClock(self.kernel, epoch_ms=EPOCH_MS, wall_offset_ms=offset_ms)
         self.clocks.append(clock)
         return clock

@@ -1,0 +1,232 @@
+"""The gateway as a simulated process: the real core, with a driver on virtual time.
+
+One write after the other, the log read when it grows. A crash breaks its connections: whoever waits for an answer
+learns that, and knows nothing of the outcome. `lag_ms` makes it read the log in small bites, so that it is behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from google.protobuf.message import Message
+
+from services.gateway.auth import Caller
+from services.gateway.core import GatewayCore
+from services.gateway.effects import Now, Outbox, Write
+from services.gateway.refusal import Refusal, Status
+from services.runtime import codec
+from services.runtime.ports import PortError
+from simulation.kernel import US_PER_MS, Timer
+from simulation.process import Process, SimClock
+from simulation.storage import Broker, SimBlobs, SimEventLog, SimPublisher
+from statemachines.cluster import Cluster
+from statemachines.entry import Entry
+
+ADMIN: Final = Caller("user:admin", "token", frozenset({"admin"}))
+AGENT: Final = Caller("service:agent", "node-token", frozenset({"node"}))
+_RETRY_MS: Final = 100
+_PAUSED_MS: Final = 50
+_WRITE_MS: Final = 2
+_BITE: Final = 2
+_BROKEN: Final = Refusal(Status.UNAVAILABLE, "connection_lost", "the connection broke; ask again")
+
+Answered = Callable[[Message | Refusal], None]
+
+
+class GatewayProcess(Process):
+    """The real core with a driver on virtual time."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        clock: SimClock,
+        *,
+        cell: str,
+        cell_key: bytes,
+        crash_ppm: int,
+    ) -> None:
+        super().__init__(broker.kernel, name, crash_ppm=crash_ppm)
+        self.core: GatewayCore | None = None
+        self.lag_ms = 0
+        self._broker, self._clock, self._cell, self._key = broker, clock, cell, cell_key
+        self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, Answered] = {}
+        self._drains: dict[Outbox, Callable[[Message | None], None]] = {}
+        self._waiting: list[Write] = []
+        self._writing = False
+        self._tick: Timer | None = None
+        broker.on_record(("log",), self._woken)
+
+    # --- life
+
+    def begin(self) -> None:
+        """Fold the log from its start."""
+        self.core = GatewayCore(
+            Cluster(self._cell, track=True),
+            name=self.name,
+            cell_key=self._key,
+            new_id=lambda: f"{self.name}-{next(self._ids)}",
+        )
+        self._log = SimEventLog(self._broker, self.point)
+        self._publisher = SimPublisher(self._broker, self.point)
+        self._blobs = SimBlobs(self._broker, self.point)
+        self._calls, self._drains, self._waiting, self._writing = {}, {}, [], False
+        self._tick = None
+
+    def turn(self) -> None:
+        """Follow the log; what lags reads a bite, and has not seen the end."""
+        core = self.core
+        assert core is not None, "begun"
+        limit = _BITE if self.lag_ms else 256
+        try:
+            while records := self._log.read(core.cluster.offset + 1, limit=limit, timeout_s=0):
+                for record in records:
+                    core.fold(_decoded(record.offset, record.value))
+                if self.lag_ms:
+                    self.perform()
+                    self.wake(self.lag_ms)
+                    return
+            core.log_read(self.now())
+            self.wake(1_000)
+        except PortError:
+            self.wake(_RETRY_MS)
+        self.perform()
+
+    def ended(self) -> None:
+        """Connections break: calls have no known outcome, streams are gone."""
+        self.core = None
+        calls, drains = self._calls, self._drains
+        self._calls, self._drains = {}, {}
+        if self._tick is not None:
+            self._tick.cancel()
+        for answered in calls.values():
+            answered(_BROKEN)
+        for send in drains.values():
+            send(None)
+
+    def now(self) -> Now:
+        """The time of an input."""
+        return Now(self._clock.wall_ms(), self._clock.monotonic_ms())
+
+    # --- calls and streams
+
+    def call(self, ask: Callable[[GatewayCore, int, Now], None], answered: Answered) -> None:
+        """A unary call arrives; `answered` is called once, be it because the process ended first."""
+        core = self.core
+        assert core is not None, "only called while up"
+        number = next(self._numbers)
+        self._calls[number] = answered
+
+        def asked() -> None:
+            try:
+                ask(core, number, self.now())
+            except Refusal as refusal:
+                self._calls.pop(number)(refusal)
+            self.perform()
+
+        self.guarded(asked)
+
+    def drain(self, outbox: Outbox, send: Callable[[Message | None], None]) -> None:
+        """Give what the stream has to send to `send`; None when it was cut or broke."""
+        self._drains[outbox] = send
+
+    def undrain(self, outbox: Outbox) -> None:
+        """Nobody listens to it any more."""
+        self._drains.pop(outbox, None)
+
+    def perform(self) -> None:
+        """Do what the core asked for. Called after every input."""
+        core = self.core
+        if core is None:
+            return
+        writes, answers, ready = core.effects.take()
+        if writes:
+            self._waiting += writes
+            if not self._writing:
+                self._writing = True
+                self.later(_WRITE_MS, self._commit)
+        for number, result in answers:
+            answered = self._calls.pop(number, None)
+            if answered is not None:
+                answered(result)
+        for outbox in ready:
+            self._pull(outbox)
+        self._tick_when_due(core)
+
+    def _pull(self, outbox: Outbox) -> None:
+        send = self._drains.get(outbox)
+        if send is None:
+            return
+        now = self.now()
+        try:
+            while (message := outbox.pull(now)) is not None:
+                send(message)
+        except Refusal:
+            self._drains.pop(outbox, None)
+            send(None)
+
+    # --- writes
+
+    def _commit(self) -> None:
+        batch, self._waiting = self._waiting, []
+        outcome: PortError | None = None
+        try:
+            blobs = [blob for write in batch for blob in write.blobs]
+            if blobs:
+                self._blobs.put(blobs)
+            self._publisher.publish([record for write in batch for record in write.records])
+        except PortError as error:
+            outcome = error
+        self.later(_WRITE_MS, lambda: self._committed(batch, outcome))
+
+    def _committed(self, batch: list[Write], outcome: PortError | None) -> None:
+        assert self.core is not None, "of this life"
+        self._writing = False
+        now = self.now()
+        for write in batch:
+            self.core.effects.written(write.id, outcome, now)
+        self.perform()
+
+    # --- time
+
+    def _tick_when_due(self, core: GatewayCore) -> None:
+        due_ms = core.effects.due_ms()
+        if due_ms is None:
+            return
+        at_us = max(due_ms, self.kernel.now_ms) * US_PER_MS
+        tick = self._tick
+        if tick is not None and tick.call is not None:
+            if tick.at_us <= at_us:
+                return  # It comes earlier, and looks again.
+            tick.cancel()
+        self._tick = self.kernel.at(at_us, self._ticked)
+
+    def _ticked(self) -> None:
+        if not self.up:
+            return
+        if self.paused:
+            self._tick = self.kernel.after(_PAUSED_MS * US_PER_MS, self._ticked)
+            return
+        assert self.core is not None, "up"
+        self._tick = None
+        self.guarded(self._tick_core)
+
+    def _tick_core(self) -> None:
+        assert self.core is not None, "up"
+        self.core.effects.tick(self.now())
+        self.perform()
+
+    def _woken(self) -> None:
+        if self.up:
+            self.wake(max(1, self.lag_ms))
+
+
+def _decoded(offset: int, stored: bytes) -> Entry:
+    try:
+        return codec.decode_entry(offset, stored)
+    except codec.CodecError:
+        return codec.unreadable(offset)

@@ -1,0 +1,55 @@
+"""One history: a scenario, a seed, and what came of it. The same arguments give the same history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from simulation.cell_faults import CELL_FAULTS
+from simulation.faults import Act, schedule
+from simulation.host_faults import HOST_FAULTS
+from simulation.kernel import Kernel
+from simulation.referee import Event
+from simulation.scenario import Scenario, Setup, setup
+from simulation.world import Verdict, World
+
+ACTS: Final[Mapping[str, Act]] = {**CELL_FAULTS, **HOST_FAULTS}
+KINDS: Final = tuple(sorted(ACTS))
+# The default scenario: any cell, any faults.
+ANYTHING: Final = "anything"
+
+
+class History(msgspec.Struct, frozen=True):
+    """What happened, for checks and reports."""
+
+    setup: Setup
+    verdict: Verdict
+    events: tuple[Event, ...]
+
+
+def setup_of(scenario: Scenario, seed: int) -> Setup:
+    """What a seed makes of the scenario."""
+    return setup(scenario, Kernel(seed).chance("setup"), KINDS)
+
+
+def play(scenario: Scenario, seed: int, given: Setup | None = None) -> History:
+    """Live through it; `given` replaces what the seed would draw."""
+    made = given or setup_of(scenario, seed)
+    world = World(seed, made.shape)
+    world.operators.accepts_gaps = scenario.accepts_gaps
+    names = {}
+    for number, work in enumerate(scenario.work):
+        wanted = work.wanted(number)
+        names[f"job-{number}"] = wanted.job
+        world.submit(wanted, at_ms=int(work.at_s * 1000))
+    schedule(world, made.plan, ACTS)
+    world.begin()
+    world.run(scenario.run_s)
+    verdict = world.finish()
+    world.note_ends()
+    events = tuple(world.referee.events)
+    failures = [check.failure(events, names) for check in scenario.check]
+    broken = (*verdict.broken, *[f"check: {failure}" for failure in failures if failure])
+    return History(made, msgspec.structs.replace(verdict, broken=broken), events)

@@ -1,0 +1,197 @@
+"""The referee: folds every stored record of the log as it is stored, before anyone else, and checks what must hold.
+
+Steps are checked at each entry; the whole state, which costs as much as it is large, as often as the work since the
+last check pays for. It also holds the log against the world: what trainers were promised, what storage really has.
+Never changes anything.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from services.runtime import codec
+from simulation.physics import Physics
+from simulation.storage import PARTITIONS, Broker
+from statemachines import facts, invariants
+from statemachines.cluster import Cluster
+from statemachines.entry import Entry, Recorded
+from statemachines.facts import Fact
+from statemachines.values import JobId
+from statemachines.watcher import Watcher
+
+# The whole state is looked at once so many entries were folded that each bears the cost of this many entities.
+_ENTITIES_PER_ENTRY: Final = 12
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something of a history that a person wants to see: what happened to whom, at which virtual time."""
+
+    at_ms: int
+    kind: str
+    subject: str
+    detail: str = ""
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """A save that was acknowledged: its report lies before `end` of its partition."""
+
+    step: int
+    partition: int
+    end: int
+
+
+class Referee:
+    """Of one history. `broken` says what does not hold, `seen` how often rare things happened."""
+
+    def __init__(self, broker: Broker, physics: Physics, cell: str) -> None:
+        self.cluster = Cluster(cell)
+        self.broken: list[str] = []
+        self.seen: dict[str, int] = {}
+        self.events: list[Event] = []
+        self._broker, self._physics = broker, physics
+        self._kernel = broker.kernel
+        self._watcher = Watcher()
+        self._unchecked = 0
+        self._promises: dict[tuple[str, int], Promise] = {}
+        physics.reporter.acknowledged = self._acknowledged
+        broker.stored.append(self._stored)
+
+    # --- the log
+
+    def _stored(self, topic: str, offset: int, value: bytes) -> None:
+        if topic != "log" or self.broken:
+            return
+        entry = decoded(offset, value)
+        void = self.cluster.void_reason(entry)
+        if void:
+            self.count("void entry")
+            self.note("void", str(offset), void)
+        try:
+            if not void:
+                for recorded in entry.facts:
+                    self._hold_against_world(recorded, entry)
+            self.broken += self._watcher.fold(self.cluster, entry)
+        except Exception as error:  # noqa: BLE001 - an illegal fact, in whatever shape
+            self.broken.append(f"illegal fact in entry {offset}: {type(error).__name__}: {error}")
+            return
+        self._kernel.note(f"entry {offset} {entry.digest.hex()[:16]}")
+        if not void:
+            for recorded in entry.facts:
+                self._witness(recorded.fact)
+        self._unchecked += 1
+        cluster = self.cluster
+        size = len(cluster.runs) + len(cluster.jobs) + len(cluster.nodes)
+        if self._unchecked * _ENTITIES_PER_ENTRY >= size:
+            self.check_state()
+
+    def check_state(self) -> None:
+        """Every invariant of the state as it is now."""
+        self._unchecked = 0
+        self.broken += invariants.violations(self.cluster)
+
+    # --- the log against the world
+
+    def _acknowledged(self, job: str, attempt: int, step: int) -> None:
+        """A trainer was told that its save is durable."""
+        partition = zlib.crc32(job.encode()) % PARTITIONS["reports"]
+        end = len(self._broker.records.get(("reports", partition), ()))
+        self._promises[job, attempt] = Promise(step, partition, end)
+
+    def _hold_against_world(self, recorded: Recorded, entry: Entry) -> None:
+        match recorded.fact:
+            case facts.CheckpointSaved(job=job, attempt=attempt, step=step, uri=uri):
+                really = self._physics.storage.committed.get(uri)
+                if really != (job, attempt, step):
+                    self.broken.append(
+                        f"E: step {step} of attempt {attempt} of {job} is recorded as {uri}, which is {really}"
+                    )
+            case facts.AttemptEnded(job=job, attempt=attempt):
+                self._keep_promise(job, attempt, entry)
+            case _:
+                pass
+
+    def _keep_promise(self, job: str, attempt: int, entry: Entry) -> None:
+        """E: what was acknowledged, and lies before what had been decided by then, is what the job counts on."""
+        promise = self._promises.get((job, attempt))
+        if promise is None:
+            return
+        decided = self.cluster.positions.get(("reports", promise.partition), 0)
+        durable = self.cluster.jobs[JobId(job)].durable_step
+        if promise.end <= decided and durable < promise.step:
+            self.broken.append(
+                f"E: attempt {attempt} of job {job} was told that step {promise.step} is durable; when entry "
+                f"{entry.offset} ends it, the job counts on step {durable}"
+            )
+
+    # --- what was seen
+
+    def count(self, what: str) -> None:
+        """A rare state was reached."""
+        self.seen[what] = self.seen.get(what, 0) + 1
+
+    def note(self, kind: str, subject: str, detail: str = "") -> None:
+        """For the timeline."""
+        self.events.append(Event(self._kernel.now_ms, kind, subject, detail))
+
+    def _witness(self, fact: Fact) -> None:
+        kind = type(fact).__name__
+        self.count(kind)
+        subject = _SUBJECTS.get(kind)
+        if subject is not None:
+            self.note(kind, str(getattr(fact, subject)), _detail(fact))
+        match fact:
+            case facts.AttemptEnded(cause=cause):
+                self.count(f"attempt ended: {cause.value}")
+            case facts.RunEnded(evidence=evidence):
+                self.count(f"run ended: {evidence.value}")
+            case facts.GangPlaced(resume=resume) if resume.step > 0:
+                self.count("resumed from a checkpoint")
+            case facts.RequestRefused(code=code):
+                self.count(f"refused: {code}")
+            case facts.JobWaiting(reason=reason):
+                self.count(f"waits: {reason.code}")
+            case facts.NodeJoined(incarnation=incarnation) if incarnation > 1:
+                self.count("node came back as another incarnation")
+            case _:
+                pass
+
+
+_SUBJECTS: Final[Mapping[str, str]] = {
+    "TermOpened": "leader", "JobAdmitted": "job", "GangPlaced": "job", "AttemptStarted": "job",
+    "AttemptStopping": "job", "AttemptEnded": "job", "JobHeld": "job", "JobCancelled": "job",
+    "CheckpointSaved": "job", "NodeJoined": "node", "NodeSuspected": "node", "NodeRecovered": "node",
+    "NodeLost": "node", "NodeCordoned": "node", "NodeUncordoned": "node", "NodeDrainStarted": "node",
+    "NodeDrained": "node", "NicFaulted": "node", "NicDegraded": "node", "NicRecovered": "node",
+    "DeviceFaulted": "node", "DeviceDegraded": "node", "DeviceRecovered": "node",
+    "BreakerOpened": "incident", "BreakerClosed": "incident", "InputParked": "topic", "InputGapAccepted": "topic",
+}  # fmt: skip
+
+
+def _detail(fact: Fact) -> str:
+    match fact:
+        case facts.TermOpened(term=term):
+            return str(term)
+        case facts.AttemptEnded(cause=cause, next=following):
+            return f"{cause.value} -> {following.value}"
+        case facts.AttemptStopping(cause=cause):
+            return cause.value
+        case facts.CheckpointSaved(step=step):
+            return str(step)
+        case facts.GangPlaced(placements=placements, resume=resume):
+            return f"{len(placements)} members from step {resume.step}"
+        case facts.NicFaulted(nic=nic) | facts.NicDegraded(nic=nic) | facts.NicRecovered(nic=nic):
+            return nic
+        case _:
+            return ""
+
+
+def decoded(offset: int, stored: bytes) -> Entry:
+    """What a reader makes of a stored record."""
+    try:
+        return codec.decode_entry(offset, stored)
+    except codec.CodecError:
+        return codec.unreadable(offset)
