@@ -12,6 +12,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from services.gateway import advice
 from services.gateway.auth import Caller, may_speak_for
 from services.gateway.effects import Effects, Now
 from services.gateway.pending import not_stored, overloaded
@@ -86,7 +87,7 @@ class Trainers:
     def get_advice(
         self, caller: Caller, request: training.GetAdviceRequest
     ) -> training.GetAdviceResponse:
-        """Where to start from, and what may be removed. The interval stays 0: how often gangs fail is not measured yet."""
+        """Where to start from, how often to save, and what may be removed."""
         check(request)
         may_speak_for(caller, request.job, request.attempt)
         job = self._current(caller)
@@ -98,15 +99,14 @@ class Trainers:
                 f"this gateway has not read attempt {request.attempt} of job {request.job} in the log yet; ask again",
                 retry_after_ms=500,
             )
-        released = [
-            each.step
-            for each in self._cluster.checkpoints.get(job.id, ())
-            if each.state is CheckpointState.RELEASED
-        ]
+        checkpoints = self._cluster.checkpoints.get(job.id, ())
+        released = [each.step for each in checkpoints if each.state is CheckpointState.RELEASED]
+        nodes = {self._cluster.runs[run].node for run in attempt.runs}
         return training.GetAdviceResponse(
             resume=common_pb2.ResumePoint(**encode_value(attempt.resume)),
             released_steps=released,
             durable_step=job.durable_step,
+            interval_ms=advice.interval_ms(checkpoints, len(nodes)),
         )
 
     def _current(self, caller: Caller) -> Job | None:
