@@ -120,6 +120,7 @@ class LeaderCore:
     def _refresh(self, touched: Touched) -> None:
         self._planner.refresh(touched)
         self._due.refresh(touched)
+        self._arrays.refresh(touched)
 
     def _plan(self, draft: Draft, *, changed: bool) -> None:
         due = self._planner.next_due_ms(draft.now_ms)

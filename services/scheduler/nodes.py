@@ -21,6 +21,8 @@ from tidemill.v1 import reports_pb2
 CPU_MILLI_MAX: Final = 67_108_864
 MEMORY_MIB_MAX: Final = 1_073_741_824
 DEVICES_MAX: Final = 1024
+# They are counted up one by one; after one near the end of its range a node could never come back.
+INCARNATION_MAX: Final = 1 << 32
 # What only an operator may vouch for, by a request.
 _NOT_FROM_AGENTS: Final = frozenset({Evidence.OPERATOR_SAID})
 
@@ -52,7 +54,9 @@ def attached(draft: Draft, report: reports_pb2.Report) -> None:
 
 def _inventory(report: reports_pb2.Report) -> Inventory:
     inventory = value(Inventory, report.node_attached.inventory)
-    need(report.incarnation >= 1, "an incarnation is at least 1")
+    need(
+        1 <= report.incarnation <= INCARNATION_MAX, "an incarnation is at least 1, and no timestamp"
+    )
     need(0 <= inventory.cpu_milli <= CPU_MILLI_MAX, "inventory: cpu_milli is out of range")
     need(0 <= inventory.memory_mib <= MEMORY_MIB_MAX, "inventory: memory_mib is out of range")
     devices = {device.index for device in inventory.devices}

@@ -19,6 +19,9 @@ from statemachines.values import JobId, JobSpec, QueueId, Role
 from tidemill.v1 import requests_pb2
 
 JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+NAME_CHARS: Final = 253
+DIGEST_CHARS: Final = 64
+LABELS_MAX: Final = 64
 COUNT_MAX: Final = 100_000
 MEMBERS_MAX: Final = 16_384
 CPU_MILLI_MAX: Final = 4_096_000
@@ -90,7 +93,9 @@ def check_queue(cluster: Cluster, name: QueueId, jobs: int) -> None:
 
 def check_spec(spec: JobSpec, job: str) -> None:
     """What every later decision relies on; raises RefusedError naming the field."""
-    _want(bool(spec.name), "spec.name", "a job needs a name")
+    _want(0 < len(spec.name) <= NAME_CHARS, "spec.name", f"1 to {NAME_CHARS} characters")
+    _want(len(spec.launch) <= DIGEST_CHARS, "spec.launch", "not a SHA-256 in hex")
+    _want(len(spec.labels) <= LABELS_MAX, "spec.labels", f"at most {LABELS_MAX}")
     _want(abs(spec.priority) <= PRIORITY_MAX, "spec.priority", f"at most {PRIORITY_MAX} either way")
     _want(bool(spec.roles), "spec.roles", "a job needs at least one role")
     names = [role.name for role in spec.roles]

@@ -85,8 +85,10 @@ def test_a_node_without_name_or_incarnation_is_parked() -> None:
     kind = reports_pb2.NodeAttached(inventory=common_pb2.Inventory())
     cell.report(kind, by="node:x")
     cell.report(kind, node="n1", incarnation=0)
+    cell.report(kind, node="n1", incarnation=2**62)
     reasons = [fact.reason for fact in cell.step() if isinstance(fact, facts.InputParked)]
-    assert reasons == ["the node is missing or longer than 256", "an incarnation is at least 1"]
+    bad = "an incarnation is at least 1, and no timestamp"
+    assert reasons == ["the node is missing or longer than 256", bad, bad]
 
 
 # --- lost

@@ -200,6 +200,9 @@ def role(**changes: int) -> Role:
     ("changes", "field"),
     [
         ({"name": ""}, "spec.name"),
+        ({"name": "n" * 254}, "spec.name"),
+        ({"launch": "f" * 65}, "spec.launch"),
+        ({"labels": tuple((f"k{i}", "v") for i in range(65))}, "spec.labels"),
         ({"priority": 1_000_001}, "spec.priority"),
         ({"roles": ()}, "spec.roles"),
         ({"roles": (role(), role())}, "spec.roles"),
