@@ -44,6 +44,10 @@ class Scheduler:
         """The state as far as this scheduler knows it; leading, with what it has decided and not yet read back."""
         return self._phase.cluster
 
+    def due_in_ms(self) -> int | None:
+        """When a leader's turn has something to do though nothing comes in; None: never, or it does not lead."""
+        return self._phase.due_in_ms() if isinstance(self._phase, Leading) else None
+
     def turn(self, timeout_s: float) -> None:
         """One short piece of work, waiting at most that long.
 

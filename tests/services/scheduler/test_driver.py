@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from services.runtime import chain, codec
 from services.runtime.codec import UnknownFactError
 from services.runtime.exits import ExitCode, exit_code_of
-from services.runtime.ports import DamagedError, InputGapError, PortError
+from services.runtime.ports import DamagedError, InputGapError, LogRecord, PortError
 from services.scheduler.draft import seal
 from services.scheduler.exits import (
     DeposedError,
@@ -35,7 +35,7 @@ from tests.services.scheduler.stage import (
     settle,
     turns,
 )
-from tidemill.v1 import facts_pb2, log_pb2
+from tidemill.v1 import facts_pb2, log_pb2, requests_pb2
 
 
 def test_a_new_cell_is_opened_with_policy_and_default_queue_and_decides() -> None:
@@ -405,3 +405,85 @@ def test_a_wall_clock_behind_the_log_counts_on_from_the_logs_time() -> None:
     stage.submit("a", spec())
     settle(leader, stage)
     assert stage.read().at_ms == began_ms + 70
+
+
+# --- reading back takes its time
+
+
+class SlowLog(FaultyLog):
+    """Appends are durable at once and can be read when the test says so."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(MemoryEventLog(stage.cell))
+        self.shown = 1 << 30
+
+    def read(self, offset: int, *, limit: int, timeout_s: float) -> Sequence[LogRecord]:
+        records = super().read(offset, limit=limit, timeout_s=timeout_s)
+        return [record for record in records if record.offset < self.shown]
+
+
+def test_only_so_many_entries_are_in_flight_and_each_input_is_still_decided_once() -> None:
+    stage = Stage()
+    log = SlowLog(stage)
+    leader = stage.leader("one", 1, log=log, in_flight_max=3)
+    log.shown = 1
+    for number in range(6):
+        stage.submit(f"j{number}", spec())
+        leader.turn(0)
+    assert (log.appends, len(stage.cell.log)) == (4, 4)
+    log.shown = 1 << 30
+    settle(leader, stage)
+    assert list(stage.read().jobs) == [f"j{number}" for number in range(6)]
+    assert same(leader.cluster, stage.read())
+
+
+def test_an_opening_that_is_not_seen_for_long_is_tried_again_and_counts_once() -> None:
+    stage = Stage()
+    log = SlowLog(stage)
+    log.shown = 0
+    candidate = stage.scheduler("one", Ballot(1), log=log)
+    for _ in range(4):
+        candidate.turn(0)
+    assert (candidate.phase, len(stage.cell.log)) == ("opening", 3)
+    log.shown = 1 << 30
+    turns(candidate, until=lambda: candidate.leads)
+    settle(candidate, stage)
+    assert (stage.read().term, stage.read().voided) == (1, 2)
+
+
+def test_an_opening_followed_by_anothers_entry_ends_its_author() -> None:
+    stage = Stage()
+    log = SlowLog(stage)
+    log.shown = 0
+    slow = stage.scheduler("slow", Ballot(1), log=log)
+    slow.turn(0)
+    slow.turn(0)
+    stage.leader("quick", 2)
+    log.shown = 1 << 30
+    with pytest.raises(DeposedError, match="an entry of quick followed"):
+        slow.turn(0)
+
+
+def test_who_does_not_lead_hands_over_by_leaving_the_election() -> None:
+    stage = Stage()
+    standby, opening_ = Ballot(1), Ballot(2)
+    stage.scheduler("one", standby).hand_over()
+    second = stage.scheduler("two", opening_)
+    second.turn(0)
+    assert second.phase == "opening"
+    second.hand_over()
+    assert (standby.held, opening_.resigned, stage.cell.log) == (False, True, [])
+
+
+def test_the_driver_tells_when_it_has_something_to_do() -> None:
+    stage = Stage()
+    leader = stage.leader("one", 1)
+    assert leader.due_in_ms() == 0  # The first plan of a term.
+    leader.turn(0)
+    assert leader.due_in_ms() is None
+    stage.submit("a", spec())
+    settle(leader, stage)
+    stage.ask(requests_pb2.CancelJob(job="a"))
+    settle(leader, stage)
+    assert leader.due_in_ms() == DEFAULT_POLICY.retire_after_ms
+    assert stage.scheduler("two", Ballot(2)).due_in_ms() is None
