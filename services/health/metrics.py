@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.health.driver import Processor
+from services.health.judge import Judge
 from services.health.messages import JobHung, MassSilence, NodeGone, Verdict
 from services.runtime.ports import InputGapError, PortError
 from services.runtime.telemetry import Telemetry
 
 # What a person should see.
 _LOUD: Final = (NodeGone, MassSilence, JobHung)
+# (name, what it is, value) of each.
+Gauges = Callable[[], Iterable[tuple[str, str, float]]]
 
 
 class Observer:
-    """A Watch on one processor; `attach` it once the processor is made."""
+    """A Watch on one judge; `attach` it once the judge is made."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         def counter(name: str, what: str, label: str) -> Counter:
@@ -33,15 +35,15 @@ class Observer:
         self._verdicts = counter("verdicts", "Verdicts published, repeats included", "verdict")
         self._weather = counter("weather", "Failures that were tried again", "what")
 
-    def attach(self, processor: Processor) -> None:
-        """Say how it recovered, and serve what it watches."""
-        recovered, cluster = processor.recovered, processor.cluster
+    def attach(self, judge: Judge, gauges: Gauges = tuple) -> None:
+        """Say how it recovered, and serve what it watches; `gauges` are those of its host."""
+        recovered, cluster = judge.recovered, judge.cluster
         for why in recovered.passed_over:
             self._log.warning("snapshot_passed_over", why=why)
         self._log.info(
             "recovered", offset=cluster.offset, term=cluster.term, records=recovered.records
         )
-        self._telemetry.registry.register(_Watched(processor))
+        self._telemetry.registry.register(_Watched(judge, gauges))
         self._telemetry.health.ready()
 
     # --- Watch
@@ -85,12 +87,13 @@ class Observer:
 class _Watched(Collector):
     """What is watched now, read at each scrape."""
 
-    def __init__(self, processor: Processor) -> None:
-        self._processor = processor
+    def __init__(self, judge: Judge, gauges: Gauges) -> None:
+        self._judge = judge
+        self._gauges = gauges
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges."""
-        detector = self._processor.detector
+        detector = self._judge.detector
         for name, what, value in (
             ("health_nodes_watched", "Nodes that are not lost", detector.silence.watched),
             ("health_nodes_silent", "Of those, silent", detector.silence.silent),
@@ -99,6 +102,7 @@ class _Watched(Collector):
             ("health_path_heard", "1 once a gateway was heard", int(detector.path_heard)),
             ("health_own_stalls", "Times that we did not look", detector.stalls),
             ("health_path_returns", "Times that gateways were heard again", detector.restarts),
-            ("fold_offset", "Last record folded", self._processor.cluster.offset),
+            ("fold_offset", "Last record folded", self._judge.cluster.offset),
+            *self._gauges(),
         ):
             yield GaugeMetricFamily(f"tidemill_{name}", what, value=value)

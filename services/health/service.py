@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from services.health.driver import TOPICS, Ports, Processor
+from services.health.driver import Processor
+from services.health.judge import TOPICS, Ports
 from services.health.metrics import Observer
 from services.health.settings import HealthSettings
 from services.health.table import Table, TableError, parse
@@ -65,7 +66,7 @@ def run(
             closing.callback(port.close)
         try:
             processor = Processor(settings.cell, ports, rules, table, observer)
-            observer.attach(processor)
+            observer.attach(processor.judge)
             _work(processor, observer, settings.weather_patience_s, until=until, wait=wait)
         except Exception as error:
             observer.ended(error, exit_code_of(error))

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from services.health.driver import Ports, Processor
+from services.health.driver import Processor
+from services.health.judge import Ports
 from services.health.messages import Verdict
 from services.health.rules import Rules
 from services.runtime import topics

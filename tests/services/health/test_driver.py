@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from services.health import driver
+from services.health import driver, judge
 from services.runtime import topics
 from services.runtime.ports import LogRecord, Outgoing, PortError
 from services.runtime.recovery import take_snapshot
@@ -111,7 +111,7 @@ def test_after_a_restart_signals_are_read_again_with_their_age() -> None:
     stage = Stage()
     now_ms = stage.clock.wall_ms()
     stage.signal("NIC_LINK", nic="ib0", code="down", at_ms=now_ms - 40_000)
-    stage.signal("XID", device=1, code="79", at_ms=now_ms - 2 * driver.LOOK_BACK_MS)
+    stage.signal("XID", device=1, code="79", at_ms=now_ms - 2 * judge.LOOK_BACK_MS)
     processor = stage.processor()
     stage.run(processor, 2_000, beating=["n1"])
     assert stage.kinds() == ["nic"]
@@ -248,12 +248,12 @@ def test_it_starts_from_a_snapshot_like_any_reader() -> None:
     MemorySnapshots(stage.cell).save(take_snapshot(stage.world.cluster))
     stage.world.node("n2")
     processor = stage.processor()
-    assert processor.recovered.snapshot_offset >= 0
-    assert processor.recovered.records == 1
+    assert processor.judge.recovered.snapshot_offset >= 0
+    assert processor.judge.recovered.records == 1
     assert processor.detector.silence.watched == 2
 
 
 def test_every_topic_that_it_reads_is_declared_for_it() -> None:
-    for topic in driver.TOPICS:
+    for topic in judge.TOPICS:
         assert "health" in topic.readers
     assert "health" in topics.VERDICTS.writers

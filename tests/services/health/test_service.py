@@ -83,7 +83,7 @@ def test_what_it_watches_and_says_is_on_the_metrics_page(telemetry: Telemetry) -
     stage.notes = observer  # type: ignore[assignment]
     processor = stage.processor()
     assert "start: starting" in ask(telemetry, "/readyz")
-    observer.attach(processor)
+    observer.attach(processor.judge)
     assert ask(telemetry, "/readyz") == "ready\n"
     stage.run(processor, 12_000)
     stage.publisher.publish([])

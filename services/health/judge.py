@@ -1,0 +1,134 @@
+"""What every host of the detector does: fold the log, read records, judge, publish. The host says when.
+
+Nothing is kept to be retried, which could be stale by then: a verdict that could not be published is said again by the
+detector while the log does not show it. Only `read_log` and `publish` wait for others; a host with an event loop calls
+those from a thread, one at a time, and nothing else meanwhile but `observe`. It never knows how records come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from services.health import wire
+from services.health.detector import Detector
+from services.health.messages import PathHeard, Verdict
+from services.health.rules import Rules
+from services.health.table import Table
+from services.health.view import View
+from services.runtime import topics
+from services.runtime.ports import (
+    Clock,
+    EventLog,
+    InputGapError,
+    InputRecord,
+    Inputs,
+    Publisher,
+    Snapshots,
+)
+from services.runtime.reader import LogReader
+from services.runtime.recovery import Recovered, recover
+
+TOPICS: Final = (topics.BEATS, topics.SIGNALS, topics.PROGRESS)
+# A port's or device's event of longer ago is not judged again after a restart.
+LOOK_BACK_MS: Final = 3_600_000
+
+
+class Ports(msgspec.Struct, frozen=True):
+    """What a health processor reads and writes."""
+
+    log: EventLog
+    snapshots: Snapshots
+    inputs: Inputs
+    publisher: Publisher
+    clock: Clock
+
+
+class Watch(Protocol):
+    """Looks on, for metrics and log lines; never decides."""
+
+    def observed(self, topic: str, count: int) -> None:
+        """So many things were said."""
+
+    def unreadable(self, topic: str, why: str) -> None:
+        """A record was dropped."""
+
+    def skipped(self, gap: InputGapError) -> None:
+        """Telemetry was gone before we read it."""
+
+    def judged(self, verdicts: Sequence[Verdict]) -> None:
+        """These were published."""
+
+
+class Judge:
+    """The state of one cell's health: its fold and its detector."""
+
+    def __init__(self, cell: str, ports: Ports, rules: Rules, table: Table, watch: Watch) -> None:
+        """Fold the log. Raises PortError, codec.UnknownFactError."""
+        self._log = ports.log
+        self._publisher, self._clock = ports.publisher, ports.clock
+        self._rules, self._table = rules, table
+        self._watch = watch
+        self.recovered: Recovered = recover(ports.log, ports.snapshots, cell, track=True)
+        self.cluster = self.recovered.cluster
+        self._reader = LogReader(ports.log, self.cluster)
+        self.begin({})
+
+    def begin(self, old_signals: Mapping[int, int]) -> None:
+        """Forget all that was heard: everyone has a whole window to speak.
+
+        `old_signals`: by partition, the offset before which signals are from before this moment.
+        """
+        self._old_signals = dict(old_signals)
+        self._view = View(self.cluster)
+        now_ms = self._clock.monotonic_ms()
+        self.detector = Detector(self._rules, self._table, now_ms)
+        for known in self._view.everything():
+            self.detector.observe(known, now_ms)
+
+    def observe(self, record: InputRecord) -> list[Verdict]:
+        """Take one record; what can be said at once is, the rest at the next tick."""
+        now_ms = self._clock.monotonic_ms()
+        try:
+            said = wire.read(record, lambda at_ms: self._age_ms(record, at_ms))
+        except wire.UnreadableError as error:
+            self._watch.unreadable(record.topic, str(error))
+            return []
+        self._watch.observed(record.topic, sum(not isinstance(each, PathHeard) for each in said))
+        verdicts: list[Verdict] = []
+        for each in said:
+            if getattr(each, "age_ms", 0) < LOOK_BACK_MS:
+                verdicts += self.detector.observe(each, now_ms)
+        return verdicts
+
+    def read_log(self) -> None:
+        """Fold what the log has now. Raises PortError, codec.UnknownFactError."""
+        self._reader.read_to_end()
+
+    def tick(self, *, all_read: bool) -> list[Verdict]:
+        """Take what the fold says, and judge if all telemetry was observed: else silence would be our own."""
+        now_ms = self._clock.monotonic_ms()
+        verdicts: list[Verdict] = []
+        for known in self._view.changes():
+            verdicts += self.detector.observe(known, now_ms)
+        if all_read:
+            verdicts += self.detector.tick(now_ms)
+        return verdicts
+
+    def publish(self, verdicts: Sequence[Verdict]) -> None:
+        """Store them. Raises PortError."""
+        if not verdicts:
+            return
+        at_ms, judge = self._clock.wall_ms(), self._rules.judge
+        self._publisher.publish(
+            [wire.write(verdict, at_ms=at_ms, judge=judge) for verdict in verdicts]
+        )
+        self._watch.judged(verdicts)
+
+    def _age_ms(self, record: InputRecord, at_ms: int) -> int:
+        """By the node's own clock, so it is asked only about what was there before us; else it happened now."""
+        if record.offset >= self._old_signals.get(record.partition, 0):
+            return 0
+        return max(0, self._clock.wall_ms() - at_ms)
