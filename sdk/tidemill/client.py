@@ -460,7 +460,7 @@ class Client:
         return self._caller.unary(self._log.ReplayLog, request, what=what, deadline_s=deadline_s)
 
     def history(self, id_: str, *, from_ms: int = 0, to_ms: int = 0) -> list[job_pb.HistoryLine]:
-        """What happened to a job or node, in order."""
+        """What happened to a job (by id, unique prefix or number), node or queue, in order."""
         request = log_pb.ReadHistoryRequest(id=id_, from_ms=from_ms, to_ms=to_ms)
         return list(
             self._caller.unary(self._log.ReadHistory, request, what=f"no history of {id_!r}").lines

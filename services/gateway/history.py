@@ -143,16 +143,22 @@ def nodes_of(fact: Fact) -> tuple[str, ...]:
 
 
 class About:
-    """Whether facts, seen in the order of the log, are about one job, array, node or queue."""
+    """Whether facts, seen in the order of the log, are about one job, array, node or queue.
+
+    A number stands for the job that was admitted under it, which may have left the tables of the cell long ago.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._number = int(name) if name.isdecimal() else 0
         self._array = name.rpartition("_")[0]
         self._runs: set[str] = set()  # Runs placed on the node of that name.
 
     def __call__(self, fact: Fact) -> bool:
         if isinstance(fact, f.GangPlaced):
             self._runs.update(each.run for each in fact.placements if each.node == self._name)
+        if isinstance(fact, f.JobAdmitted) and (job := _numbered(fact, self._number)):
+            self._name, self._array = job, job.rpartition("_")[0]
         jobs = jobs_of(fact)
         if self._name in jobs or self._name in nodes_of(fact):
             return True
@@ -160,6 +166,14 @@ class About:
             return bool(fact.count) and fact.job == self._array
         named = getattr(fact, "run", "") in self._runs or getattr(fact, "queue", "") == self._name
         return named or any(job.rpartition("_")[0] == self._name for job in jobs)
+
+
+def _numbered(fact: f.JobAdmitted, number: int) -> str:
+    """The id of the job that was admitted under this number; empty when it was another."""
+    place = number - fact.number
+    if not 0 <= place < max(fact.count, 1):
+        return ""
+    return f"{fact.job}_{place}" if fact.count else fact.job
 
 
 def _because(message: str) -> str:

@@ -46,6 +46,21 @@ def find_jobs(cluster: Cluster, text: str) -> tuple[str, list[Job]]:
     return job.id, [job]
 
 
+def find_subject(cluster: Cluster, text: str) -> str:
+    """The id of what a history is asked of: a node or queue by its name, a job or array as everywhere. Raises Refusal.
+
+    What is not here any more stays as it is written: the log may know it.
+    """
+    if text in cluster.nodes or text in cluster.queues:
+        return text
+    try:
+        return find_jobs(cluster, text)[0]
+    except Refusal as refusal:
+        if refusal.code != "unknown_job":
+            raise
+        return text
+
+
 def _starting_with(cluster: Cluster, text: str) -> list[Job]:
     """One more than is shown, at most: enough to know that there are more."""
     found: list[Job] = []

@@ -189,14 +189,19 @@ def _next_of(view: views_pb2.JobView) -> str:
 def history(
     ctx: typer.Context,
     id_: Annotated[
-        str, typer.Argument(metavar="ID", help="A job or a node.", autocompletion=complete_job)
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="A job by id, unique prefix or number; a node or queue by name.",
+            autocompletion=complete_job,
+        ),
     ],
     *,
     since: Annotated[str, typer.Option(help="From this time on.", metavar="TIME")] = "",
     until: Annotated[str, typer.Option(help="Up to this time.", metavar="TIME")] = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Tell what happened to a job or a node, fact by fact."""
+    """Tell what happened to a job, node or queue, fact by fact."""
     from tidemill.cli import views
     from tidemill.cli.output import write_list
 

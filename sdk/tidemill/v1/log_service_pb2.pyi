@@ -268,7 +268,7 @@ class ReadHistoryRequest(_message.Message):
     FROM_MS_FIELD_NUMBER: _builtins.int
     TO_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """A job or node id."""
+    """A job or array by id, unique prefix or number; a node or queue by name."""
     from_ms: _builtins.int
     to_ms: _builtins.int
     def __init__(

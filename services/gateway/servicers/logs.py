@@ -10,6 +10,7 @@ from services.gateway.driver import Driver
 from services.gateway.explain import moment_of
 from services.gateway.gate import Context
 from services.gateway.lookback import Lookback
+from services.gateway.names import find_subject
 from services.gateway.refold import Walk, entry_response, history, newest, replay, still, verify
 from services.gateway.refusal import Refusal, Status
 from services.gateway.trail import Mark
@@ -87,20 +88,18 @@ class LogServicer(log_service_pb2_grpc.LogServiceServicer):
     ) -> wire.ReadHistoryResponse:
         """The whole log is read: what has left the tables of the cell is found too."""
         check(request)
-        cell = self._core.cluster.cell
+        cell, subject = self._core.cluster.cell, find_subject(self._core.cluster, request.id)
         lines = await self._lookback.run(
             lambda log, stop: history(
-                Walk(log, cell).steps(stop),
-                request.id,
-                from_ms=request.from_ms,
-                to_ms=request.to_ms,
+                Walk(log, cell).steps(stop), subject, from_ms=request.from_ms, to_ms=request.to_ms
             )
         )
         if not lines:
             raise Refusal(
                 Status.NOT_FOUND,
                 "no_history",
-                f"the log holds nothing about {request.id!r} in that time: give a full job, node or queue id",
+                f"the log holds nothing about {request.id!r} in that time: give a job's number or whole id, "
+                "or the name of a node or queue",
             )
         return wire.ReadHistoryResponse(lines=lines)
 

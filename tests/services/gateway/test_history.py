@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from services.gateway.history import SENTENCES, About
+from services.gateway.names import find_subject
 from services.gateway.refold import (
     LINES_MAX,
     Cancelled,
@@ -22,6 +23,7 @@ from services.gateway.refold import (
     still,
     verify,
 )
+from services.gateway.refusal import Refusal
 from services.gateway.trail import MARK_EVERY, Trail
 from services.runtime import codec
 from services.runtime.ports import LogRecord, SnapshotRecord
@@ -170,6 +172,32 @@ def test_an_arrays_history_is_its_jobs(world: World) -> None:
     one = history(Walk(log_of(world), CELL).steps(GO_ON), f"{array}_1")
     assert texts(lines) == ["JobAdmitted", "GangPlaced", "GangPlaced"]
     assert texts(one) == ["JobAdmitted", "GangPlaced"]
+
+
+def test_a_number_leads_to_its_job_in_the_log_alone(world: World) -> None:
+    array = world.admitted("r3", count=2, devices=0)
+    for number, job in enumerate((*world.gateway.cluster.jobs,), start=1):
+        by_number = history(Walk(log_of(world), CELL).steps(GO_ON), str(number))
+        assert by_number == history(Walk(log_of(world), CELL).steps(GO_ON), job) != []
+    assert history(Walk(log_of(world), CELL).steps(GO_ON), "5") == []
+    assert [job.startswith(array) for job in world.gateway.cluster.jobs] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_what_a_history_is_asked_of_is_found_as_everywhere(world: World) -> None:
+    cluster = world.gateway.cluster
+    array = world.admitted("r3", count=2, devices=0)
+    job = next(iter(cluster.jobs))
+    assert find_subject(cluster, "1") == find_subject(cluster, job[:6]) == job
+    assert [find_subject(cluster, name) for name in ("n1", "default", array, "gone")] == [
+        "n1", "default", array, "gone",
+    ]  # fmt: skip
+    with pytest.raises(Refusal, match="several"):
+        find_subject(cluster, "")
 
 
 def test_history_is_bounded_by_time(world: World) -> None:
