@@ -14,6 +14,7 @@ import py_compile
 import re
 import select
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -38,7 +39,6 @@ STAMP_BYTES: Final = 63
 START_S: Final = 30.0
 ADOPT_S: Final = 10.0
 KILL_S: Final = 5.0
-SIGKILL: Final = 9
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):
@@ -131,12 +131,15 @@ class ProcessExecutor:
     def terminate(self, run: RunId) -> None:
         supervisor = self._supervisor(run)
         if supervisor is not None:
-            tree.send(supervisor, shim.SIGTERM)  # It forwards to the main processes.
+            tree.send(supervisor, signal.SIGTERM)  # It forwards to the main processes.
+            tree.send(supervisor, signal.SIGCONT)  # A run may have stopped it.
 
     def kill(self, run: RunId) -> bool:
         wanted = tree.marks(run, self.agent)
         group = self._cgroups.find(run)
         supervisor = self._supervisor(run)
+        if supervisor is not None:
+            tree.send(supervisor, signal.SIGCONT)
         group.kill()
         root = supervisor.pid if supervisor is not None else None
         return tree.end_all(
@@ -243,7 +246,7 @@ class ProcessExecutor:
             said = os.read(answer_out.fileno(), 1 << 16) if ready else b"it did not answer in time"
         if said != b"\n":
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, SIGKILL)  # Our own child, not yet waited for.
+                os.kill(pid, signal.SIGKILL)  # Our own child, not yet waited for.
         return pid, said
 
     # --- watching
@@ -365,7 +368,9 @@ def _read_end(run: RunId, folder: Path) -> RunEnd:
         return RunEnd(run, Evidence(evidence), int(code), int(number), message, left)
     except (OSError, ValueError):
         message = "its supervisor was killed; how it ended is not known"
-        return RunEnd(run, Evidence.KILLED_AND_REAPED, signal=SIGKILL, message=message, left=left)
+        return RunEnd(
+            run, Evidence.KILLED_AND_REAPED, signal=signal.SIGKILL, message=message, left=left
+        )
 
 
 def _open_regular(folder: Path, name: str) -> BinaryIO | None:

@@ -448,6 +448,28 @@ def test_another_agents_run_of_the_same_name_is_left_alone(
     neighbour.close()
 
 
+@pytest.mark.parametrize("stop", [ProcessExecutor.terminate, ProcessExecutor.kill])
+def test_a_run_that_stops_its_supervisor_can_still_be_ended(
+    executor: ProcessExecutor, stop: Callable[[ProcessExecutor, RunId], object]
+) -> None:
+    sh(executor, "until [ -e go ]; do sleep 0.01; done; kill -STOP $PPID; exec sleep 1000")
+    (executor._runs / R / "go").touch()
+    supervisor = int((executor._runs / R / "pid").read_text().split()[0])
+    until(lambda: "T" in Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[0])
+    stop(executor, R)
+    assert end_of(executor).signal in {signal.SIGTERM, signal.SIGKILL}
+
+
+def test_a_run_that_removes_its_own_files_is_ended_all_the_same(
+    executor: ProcessExecutor, tmp_path: Path
+) -> None:
+    mine = tmp_path / "pid"
+    sh(executor, f"echo $$ > {mine}; rm -rf {tmp_path}/runs/{R}; exec sleep 1000")
+    pid = read_pid(mine)
+    assert end_of(executor).evidence is Evidence.KILLED_AND_REAPED
+    assert not lives(pid)
+
+
 # --- fencing by the supervisor alone
 
 
