@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 from services.health.driver import Processor
 from services.health.judge import TOPICS, Ports
 from services.health.metrics import Observer
+from services.health.patience import Patience
 from services.health.settings import HealthSettings
 from services.health.table import Table, TableError, parse
 from services.runtime import settings as runtime_settings
@@ -21,12 +21,10 @@ from services.runtime.ports import PortError
 from services.runtime.settings import SettingsError
 from services.runtime.shutdown import Shutdown
 from services.runtime.telemetry import Telemetry
-from services.runtime.wiring import open_cell
+from services.runtime.wiring import open_cell, open_streams
 
 # Without telemetry it looks this often; a request to stop is noticed after it.
 TURN_S: Final = 1.0
-_BACKOFF_FIRST_S: Final = 0.1
-_BACKOFF_MAX_S: Final = 2.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,26 +49,39 @@ def run(
     """Work until `until` holds. `wait` sleeps between tries in bad weather. Raises SettingsError, PortError."""
     # Entities are no work for the collector of cycles: look less often.
     gc.set_threshold(50_000, 20, 50)
-    rules, table, observer = settings.rules(), load_table(settings), Observer(telemetry)
+    observer = Observer(telemetry)
     with contextlib.ExitStack() as closing:
-        cell = open_cell(settings, "health")
-        closing.callback(cell.close)
-        ports = Ports(
-            log=cell.event_log(),
-            snapshots=cell.snapshots(),
-            inputs=cell.inputs([topic.suffix for topic in TOPICS]),
-            publisher=cell.publisher(),
-            clock=cell.clock,
-        )
-        for port in (ports.publisher, ports.inputs, ports.snapshots, ports.log):
-            closing.callback(port.close)
+        ports = open_ports(settings, closing)
+        patience = Patience(observer, settings.weather_patience_s)
         try:
-            processor = Processor(settings.cell, ports, rules, table, observer)
-            observer.attach(processor.judge)
-            _work(processor, observer, settings.weather_patience_s, until=until, wait=wait)
+            if settings.hosted_by == "faust":
+                _on_streams(settings, ports, observer, patience, until)
+            else:
+                processor = Processor(
+                    settings.cell, ports, settings.rules(), load_table(settings), observer
+                )
+                observer.attach(processor.judge)
+                _work(processor, patience, until=until, wait=wait)
         except Exception as error:
             observer.ended(error, exit_code_of(error))
             raise
+
+
+def open_ports(settings: HealthSettings, closing: contextlib.ExitStack) -> Ports:
+    """What it reads and writes, closed with `closing`. Raises SettingsError, PortError."""
+    # Streams have the group of this name; ours only shows lag.
+    cell = open_cell(settings, "health-fold" if settings.hosted_by == "faust" else "health")
+    closing.callback(cell.close)
+    ports = Ports(
+        log=cell.event_log(),
+        snapshots=cell.snapshots(),
+        inputs=cell.inputs([topic.suffix for topic in TOPICS]),
+        publisher=cell.publisher(),
+        clock=cell.clock,
+    )
+    for port in (ports.publisher, ports.inputs, ports.snapshots, ports.log):
+        closing.callback(port.close)
+    return ports
 
 
 def load_table(settings: HealthSettings) -> Table:
@@ -87,25 +98,42 @@ def load_table(settings: HealthSettings) -> Table:
 
 def _work(
     processor: Processor,
-    observer: Observer,
-    patience_s: int,
+    patience: Patience,
     *,
     until: Callable[[], bool],
     wait: Callable[[float], bool],
 ) -> None:
-    """Turn after turn; weather is tried again, longer apart each time, until patience ends."""
-    failing_since, backoff_s = 0.0, _BACKOFF_FIRST_S
+    """Turn after turn."""
     while not until():
         try:
             processor.turn(TURN_S)
         except PortError as error:
-            now = time.monotonic()
-            failing_since = failing_since or now
-            if exit_code_of(error) is not ExitCode.UNAVAILABLE or now - failing_since > patience_s:
-                raise
-            observer.failing(error)
-            wait(backoff_s)
-            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+            wait(patience.failed(error))
         else:
-            observer.turned()
-            failing_since, backoff_s = 0.0, _BACKOFF_FIRST_S
+            patience.well()
+
+
+def _on_streams(
+    settings: HealthSettings,
+    ports: Ports,
+    observer: Observer,
+    patience: Patience,
+    until: Callable[[], bool],
+) -> None:
+    import asyncio  # A loop of its own has no use for it.
+
+    from services.health.host import Host, serve
+
+    def host() -> Host:
+        made = Host(
+            settings.cell,
+            ports,
+            settings.rules(),
+            load_table(settings),
+            observer,
+            stalled_ms=settings.stream_stalled_s * 1000,
+        )
+        observer.attach(made.judge, made.gauges)
+        return made
+
+    asyncio.run(serve(open_streams(settings, "health"), host, patience, until))

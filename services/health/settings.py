@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -23,6 +23,16 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
     signals_file: Annotated[
         str, Meta(description="Table of device events, TOML; empty: the one that is shipped")
     ] = ""
+    host: Annotated[
+        Literal["auto", "loop", "faust"],
+        Meta(
+            description="What brings the records: a loop of its own, or Faust with standbys, on Kafka; auto: faust there"
+        ),
+    ] = "auto"
+    stream_stalled_s: Annotated[
+        int,
+        Meta(ge=5, description="Seconds that Faust may bring nothing though records are there"),
+    ] = 30
     weather_patience_s: Annotated[
         int, Meta(ge=1, description="Seconds of failing storage or broker after which it ends")
     ] = 60
@@ -73,6 +83,13 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
     def judge(self) -> str:
         """Who we are."""
         return self.name or f"{socket.gethostname()}-{os.getpid()}"
+
+    @property
+    def hosted_by(self) -> Literal["loop", "faust"]:
+        """What brings the records."""
+        if self.host == "auto":
+            return "faust" if self.log == "kafka" else "loop"
+        return self.host
 
     def rules(self) -> Rules:
         """What the detector judges by. Raises SettingsError."""

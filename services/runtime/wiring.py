@@ -20,6 +20,7 @@ from services.runtime.ports import (
 )
 from services.runtime.projection import FactSink
 from services.runtime.settings import CellSettings, SettingsError
+from services.runtime.streams import Streams
 
 if TYPE_CHECKING:
     from services.runtime.adapters.etcd_client import EtcdSettings
@@ -197,6 +198,15 @@ def kafka_settings(settings: CellSettings, client: str) -> KafkaSettings:
         raise SettingsError("setting kafka is required when log = kafka: HOST:PORT,HOST:PORT")
     options = dict(_options(Path(settings.kafka_options))) if settings.kafka_options else {}
     return KafkaSettings(settings.kafka, settings.cell, client, options=options)
+
+
+def open_streams(settings: CellSettings, group: str) -> Streams:
+    """Membership of the group `<cell>.<group>`. Raises SettingsError; only a cell on Kafka has streams."""
+    if settings.log != "kafka":
+        raise SettingsError("streams need a broker: set log = kafka, or use a host of its own loop")
+    from services.runtime.adapters.faust_streams import FaustStreams
+
+    return FaustStreams(kafka_settings(settings, group), f"{settings.cell}.{group}")
 
 
 def etcd_settings(settings: CellSettings) -> EtcdSettings:

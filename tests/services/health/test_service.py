@@ -18,6 +18,7 @@ import structlog
 from services.health import service
 from services.health.messages import NodeGone, SignalKind
 from services.health.metrics import Observer
+from services.health.patience import Patience
 from services.health.settings import HealthSettings
 from services.runtime.ports import InputGapError, PortError
 from services.runtime.settings import SettingsError, load
@@ -137,8 +138,7 @@ def work(telemetry: Telemetry, turns: list[Exception | None], patience_s: int = 
     weather = Weather(turns)
     service._work(
         weather,  # type: ignore[arg-type]
-        Observer(telemetry),
-        patience_s,
+        Patience(Observer(telemetry), patience_s),
         until=lambda: not weather.turns,
         wait=wait,
     )
