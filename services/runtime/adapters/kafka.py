@@ -32,6 +32,8 @@ from services.runtime.ports import (
     Outgoing,
 )
 
+# The broker says that there is more: it comes with the next fetch.
+_ON_ITS_WAY_S: Final = 0.2
 _AHEAD_RECORDS: Final = 4_096
 _AHEAD_BYTES: Final = 16 << 20
 
@@ -57,12 +59,15 @@ class KafkaEventLog:
     def read(self, offset: int, *, limit: int, timeout_s: float) -> Sequence[LogRecord]:
         """Records from `offset` on. An empty answer asks the broker for the end, so it may take longer than given."""
         deadline = time.monotonic() + max(timeout_s, self._settings.answer_timeout_s)
+        wait_s = timeout_s
         try:
-            found = self._reader.read({self._place: offset}, limit=limit, timeout_s=timeout_s)
-            while not found and not self._reader.saw_end(self._place):
+            while True:
+                found = self._reader.read({self._place: offset}, limit=limit, timeout_s=wait_s)
+                if found or self._reader.saw_end(self._place):
+                    break
                 if time.monotonic() > deadline:
                     raise self._reader.silent(self._place[0])
-                found = self._reader.read({self._place: offset}, limit=limit, timeout_s=timeout_s)
+                wait_s = _ON_ITS_WAY_S
         except NoSuchPositionError as error:
             raise _damaged(error) from error
         return [LogRecord(offset_of(message), message.value() or b"") for message in found]

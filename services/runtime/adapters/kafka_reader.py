@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from services.runtime.adapters.kafka_client import (
     KafkaSettings,
@@ -27,6 +27,9 @@ Place = tuple[str, int]  # A topic by its full name, and a partition.
 
 # How soon a close or an outage is noticed.
 _SLICE_S: Final = 0.2
+# One question to one broker; then it is looked up again who leads.
+_ASK_S: Final = 2.0
+_AGAIN_S: Final = 0.1
 _RANGE_BATCH: Final = 1_000
 
 
@@ -71,11 +74,10 @@ class KafkaReader:
             while True:
                 left_s = deadline - time.monotonic()
                 found = self._take(limit, min(max(left_s, 0.0), _SLICE_S))
+                if not found:
+                    self._last.raise_if_lasting("reading")
                 if found or left_s <= 0 or self._closed:
-                    break
-            if not found:
-                self._last.raise_if_lasting("reading")
-            return found
+                    return found
 
     def saw_end(self, place: Place) -> bool:
         """Ask the broker where the partition ends now; whether everything before that was read.
@@ -112,13 +114,23 @@ class KafkaReader:
 
     def bounds(self, place: Place) -> tuple[int, int]:
         """(oldest kept, next) of a partition, from the broker that leads it."""
+        deadline = time.monotonic() + self._settings.answer_timeout_s
         with self._using:
-            asking = self._asker()
-            with mapped(place[0]):
-                oldest, end = asking.get_watermark_offsets(
-                    TopicPartition(*place), timeout=self._settings.answer_timeout_s
-                )
-            return oldest, end
+            while True:
+                asking = self._asker()
+                try:
+                    oldest, end = asking.get_watermark_offsets(
+                        TopicPartition(*place), timeout=_ASK_S
+                    )
+                except KafkaException as error:
+                    if time.monotonic() > deadline or self._closed:
+                        raise meaning(error.args[0], place[0]) from error
+                    # Made to look who leads now: by itself the library goes on asking the one that is gone.
+                    time.sleep(_AGAIN_S)
+                    with mapped(place[0]):
+                        asking.list_topics(place[0], timeout=self._settings.answer_timeout_s)
+                else:
+                    return oldest, end
 
     def partitions(self, topic: str) -> int:
         """How many the topic has now."""

@@ -68,12 +68,9 @@ class KafkaWriter:
             return delivery.wait(deadline - time.monotonic())
         except _LateError as late:
             self._discard(session)
-            raise PortError(
-                f"{records[0].topic}: not acknowledged within {self._settings.answer_timeout_s:g} s, so whether it "
-                f"was stored is unknown. {session.last.explain()}"
-            ) from late
+            raise self._unknown(records[0].topic, session) from late
         except KafkaException as error:
-            if session.last.fatal or error.args[0].code() == KafkaError._FATAL:
+            if session.last.fatal:
                 self._discard(session)
             raise meaning(error.args[0], f"{records[0].topic}: outcome unknown") from error
 
@@ -100,10 +97,19 @@ class KafkaWriter:
         with self._making:
             if self._closed:
                 raise PortError("this writer is closed")
-            if self._session is None:
+            if self._session is None or self._session.ending:
                 with mapped("the producer"):
                     self._session = _Session(self._settings)
             return self._session
+
+    def _unknown(self, topic: str, session: _Session) -> PortError:
+        """The error of records that nobody acknowledged."""
+        if session.last.fatal and session.last.error is not None:
+            return meaning(session.last.error, f"{topic}: outcome unknown")
+        return PortError(
+            f"{topic}: not acknowledged within {self._settings.answer_timeout_s:g} s, so whether it was stored is "
+            f"unknown. {session.last.explain()}"
+        )
 
     def _discard(self, session: _Session) -> None:
         with self._making:
@@ -152,14 +158,14 @@ class _Session:
     def __init__(self, settings: KafkaSettings) -> None:
         self.last = LastError()
         self.client = Producer(producer_config(settings, self.last))
-        self._ending = False
+        self.ending = False
         self.thread = threading.Thread(target=self._serve, name="kafka-writer", daemon=True)
         self.thread.start()
 
     def hand_over(self, record: Keyed, delivery: _Delivery, number: int, deadline: float) -> None:
         """Queue it; waits while the queue is full."""
         while True:
-            if self._ending or time.monotonic() > deadline:
+            if self.ending or time.monotonic() > deadline:
                 raise _LateError
             try:
                 self.client.produce(
@@ -177,11 +183,19 @@ class _Session:
 
     def end(self) -> None:
         """Let the thread drop what is not acknowledged, and end."""
-        self._ending = True
+        self.ending = True
 
     def _serve(self) -> None:
-        while not self._ending:
-            self.client.poll(_SERVE_S)
+        while not self.ending and not self.last.fatal:
+            self._poll()
+        self.ending = True
         while len(self.client):
             self.client.purge()
+            self._poll()
+
+    def _poll(self) -> None:
+        """Serve callbacks. The library raises an error that is fatal to the producer here as well as telling it."""
+        try:
             self.client.poll(_SERVE_S)
+        except KafkaException as error:
+            self.last(error.args[0])
