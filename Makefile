@@ -30,6 +30,11 @@ $(READY): pyproject.toml sdk/pyproject.toml requirements/dev.txt requirements/uv
 demo: $(READY) ## The main job on a cell of this machine: a node and the leader die, the weights come out the same
 	@$(BIN)/python -m services.demo
 
+.PHONY: demo-distributed
+demo-distributed: $(READY) ## The same on 3 real Kafka brokers and 3 etcd members, one of each killed as well
+	@$(BIN)/python -m compose.local.build $(if $(CI),--install)
+	@$(BIN)/python -m services.demo --distributed
+
 .PHONY: stack
 stack: $(READY) ## Start 3 real Kafka brokers and 3 etcd members on loopback; ARGS="--brokers 1"
 	@$(BIN)/python -m compose.local.stack up $(ARGS)
