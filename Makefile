@@ -32,7 +32,6 @@ demo: $(READY) ## The main job on a cell of this machine: a node and the leader 
 
 .PHONY: demo-distributed
 demo-distributed: $(READY) ## The same on 3 real Kafka brokers and 3 etcd members, one of each killed as well
-	@$(BIN)/python -m compose.local.build $(if $(CI),--install)
 	@$(BIN)/python -m services.demo --distributed
 
 .PHONY: stack
