@@ -333,6 +333,25 @@ def test_a_job_is_followed_to_its_end(run: Run, cell: FakeGateway) -> None:
     assert result.stderr.endswith("next: tidemill why job000000001\n")
 
 
+def test_a_job_that_only_a_person_can_move_is_not_waited_for(run: Run, cell: FakeGateway) -> None:
+    cell.jobs.clear()
+    import threading
+
+    def hold() -> None:
+        assert cell.saw(lambda: any(name == "WatchJobs" for name, _ in cell.calls))
+        view = sample.training()
+        view.job, view.state, view.offset = "job000000001", "held", 200
+        view.reason.code, view.reason.message = "crash_loop", "3 attempts without a checkpoint"
+        cell.put_job(view)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    result = run("submit", "--watch", "--", "true")
+    holding.join()
+    assert result.exit_code == 1
+    assert "tidemill release job000000001" in result.stderr
+
+
 # ---------------------------------------------------------------- change
 
 

@@ -36,22 +36,30 @@ def follow_list(client: Client, chosen: job_pb.JobFilter, output: Format) -> Non
 
 
 def follow_to_end(client: Client, jobs: Sequence[str], output: Format) -> None:
-    """Follow until all have ended; exit code 1 unless all succeeded. Array elements belong to their array."""
+    """Follow until all have ended, or wait for a person; exit code 1 unless all succeeded.
+
+    Array elements belong to their array. A job that was submitted held is waited for: whoever did that will release it.
+    """
     from tidemill.v1 import job_service_pb2 as job_pb
 
     said: dict[str, tuple[str, str]] = {}
     state: dict[str, str] = {}
+    stuck: set[str] = set()
     listed = False
     for change in client.watch(job_pb.JobFilter(jobs=list(jobs))):
         view = change.job
         if view.job:
             state[view.job] = view.state
+            waits = view.state == "held" and view.reason.code != "submitted_held"
+            stuck = (stuck - {view.job}) | ({view.job} if waits else set())
             if said.get(view.job) != (view.state, view.reason.code) or output is Format.JSON:
                 said[view.job] = (view.state, view.reason.code)
                 write_change(view, output)
         listed = listed or change.current
-        if listed and state and all(found in ENDED_STATES for found in state.values()):
+        if listed and state and all(state[job] in ENDED_STATES or job in stuck for job in state):
             break
+    for job in sorted(stuck):
+        say(f"job {job} is held and goes on only when it is released: tidemill release {job}")
     if any(found != "succeeded" for found in state.values()):
         failed = next(job for job, found in state.items() if found != "succeeded")
         say(f"next: tidemill why {failed}")
