@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
 import sys
@@ -18,16 +19,14 @@ from services.runtime.exits import ExitCode
 from services.runtime.trial import TrialError
 from tidemill import TidemillError
 
-_OUT = Path("out")
-_DISTRIBUTED: Final = "--distributed"
+_OUT: Final = Path("out")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo; 0 when all that must hold did. `--distributed`: on Kafka and etcd; a word more: the result's file."""
-    distributed = _DISTRIBUTED in argv
-    files = [word for word in argv if word != _DISTRIBUTED]
-    name = "demo-distributed.json" if distributed else "demo.json"
-    out = Path(files[0]) if files else _OUT / name
+    """Run the demo; 0 when all that must hold did."""
+    asked = _parser().parse_args(argv)
+    distributed: bool = asked.distributed
+    out: Path = asked.file or _OUT / ("demo-distributed.json" if distributed else "demo.json")
     signal.signal(signal.SIGTERM, _interrupt)
     timeline = Timeline()
     story: Story | None = None
@@ -55,6 +54,22 @@ def main(argv: Sequence[str]) -> int:
         f"{verdict}; {out} has the figures, {out.with_suffix('.svg')} the picture",
     )
     return ExitCode.STOPPED if story.result.ok else ExitCode.FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tidemilld demo", description=__doc__)
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="on real Kafka and etcd; see docs/how-to/local-stack.md",
+    )
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        help="where the result goes (default: out/demo.json), and beside it the picture",
+    )
+    return parser
 
 
 @contextlib.contextmanager

@@ -29,7 +29,13 @@ FAULT_AT_STEP: Final = 220
 DEVICES: Final = "2xH100"
 NODES: Final = ("node-a", "node-b", "node-c", "node-d")
 _WAIT_S: Final = 120.0
-_TRAINER: Final = Path(__file__).resolve().parents[2] / "examples" / "train_numpy.py"
+_HERE: Final = Path(__file__).resolve().parent
+# A wheel carries the example beside this file; a checkout has it where people look for examples.
+_TRAINER: Final = next(
+    filter(
+        Path.is_file, (_HERE / "train_numpy.py", _HERE.parents[1] / "examples" / "train_numpy.py")
+    )
+)
 
 
 class Cell(Protocol):
@@ -79,8 +85,10 @@ class Result(msgspec.Struct):
 
 
 class Story:
-    """Tells it once. `also` is what a richer cell breaks between the node and the end, while steps of the main
-    training take `step_delay_s` or longer.
+    """Tells it once.
+
+    `also` is what a richer cell breaks between the node and the end, while steps of the main training take
+    `step_delay_s` or longer.
     """
 
     def __init__(

@@ -97,7 +97,8 @@ def _summary(point: EntryPoint) -> str:
     if spec is None or spec.origin is None:
         return "(not installed)"
     doc = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
-    return doc.partition("\n")[0].removeprefix("`tidemilld ").removeprefix(f"{point.name}`: ")
+    _, told, summary = doc.partition("\n")[0].partition("`: ")
+    return summary if told else doc.partition("\n")[0]
 
 
 def _version(rest: Sequence[str]) -> int:

@@ -71,8 +71,13 @@ def main(argv: Sequence[str]) -> int:
     """0: all is as declared; 1: it is not. Raises SettingsError, PortError."""
     action, rest = (argv[0], argv[1:]) if argv else ("", argv)
     if action not in _ACTIONS:
-        print(f"usage: tidemilld topics {'|'.join(_ACTIONS)} [FLAGS]\n\n{__doc__}", file=sys.stderr)
-        return ExitCode.USAGE
+        asked = action in {"-h", "--help"}
+        usage = f"usage: tidemilld topics {'|'.join(_ACTIONS)} [FLAGS]\n\n{__doc__}"
+        print(
+            f"{usage}\n`tidemilld topics check --help` lists the flags.",
+            file=sys.stdout if asked else sys.stderr,
+        )
+        return ExitCode.STOPPED if asked else ExitCode.USAGE
     settings = load(TopicsSettings, "topics", rest, summary=(__doc__ or "").split("\n")[0])
     declared = declare(settings)
     done = _ACTIONS[action](open_topic_admin(settings), declared, print)

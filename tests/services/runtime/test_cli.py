@@ -26,6 +26,21 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(not installed)" not in text
 
 
+def test_a_summary_is_what_follows_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--help"])
+    assert "`: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", sorted(point.name for point in entry_points(group=cli.GROUP)))
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = cli.main([command, "--help"])
+    except SystemExit as end:
+        code = end.code
+    assert code == 0
+    assert capsys.readouterr().out.startswith(f"usage: tidemilld {command} ")
+
+
 def test_no_command_is_a_usage_error_that_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == ExitCode.USAGE
     assert "usage: tidemilld COMMAND" in capsys.readouterr().out
