@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 READY := .venv/ready
 BIN := .venv/bin
 # Folders that hold Python in this checkout.
-FOLDERS := bench chaos compose planning sdk/tidemill services simulation statemachines tests tools
+FOLDERS := bench chaos compose examples planning sdk/tidemill services simulation statemachines tests tools
 CODE := $(foreach folder,$(wildcard $(FOLDERS)),$(if $(shell find $(folder) -name '*.py' -print -quit),$(folder)))
 DIAGRAMS := $(wildcard statemachines/diagrams.py)
 # Percent; a ratchet that is only ever raised, up to the house rule of 100.
