@@ -12,7 +12,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, MutableMapping
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -229,6 +229,7 @@ def configure_log(
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            partial(_named, service=service, cell=settings.cell),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *form,
@@ -237,11 +238,16 @@ def configure_log(
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
-    log: structlog.typing.FilteringBoundLogger = structlog.get_logger(
-        service=service, cell=settings.cell
-    )
+    log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     logging.basicConfig(handlers=[_Forward(log)], level=max(level, logging.WARNING), force=True)
     return log
+
+
+def _named(
+    _logger: object, _method: str, event: MutableMapping[str, Any], *, service: str, cell: str
+) -> MutableMapping[str, Any]:
+    """Every line of the process says whose it is, whichever logger and thread wrote it."""
+    return {"service": service, "cell": cell, **event}
 
 
 class _Forward(logging.Handler):

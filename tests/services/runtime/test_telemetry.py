@@ -4,6 +4,7 @@ import http.client
 import io
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator
 
@@ -161,6 +162,20 @@ def test_lines_are_json_where_no_person_reads_them() -> None:
     assert line == {
         "event": "job_admitted", "level": "info", "service": "pump", "cell": "c", "job": "a", "digest": "b'\\x00'",
     }  # fmt: skip
+
+
+def test_a_logger_of_any_module_and_thread_says_whose_line_it_is() -> None:
+    stream = io.StringIO()
+    made_before = structlog.get_logger()
+    configure_log(CellSettings(cell="c"), "pump", stream)
+    thread = threading.Thread(target=made_before.info, args=("attached",))
+    thread.start()
+    thread.join()
+    made_before.warning("library_said", service="other")
+    assert [(line["service"], line["cell"]) for line in lines(stream)] == [
+        ("pump", "c"),
+        ("other", "c"),
+    ]
 
 
 def test_libraries_speak_in_the_same_form_from_warnings_on() -> None:
