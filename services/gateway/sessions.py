@@ -17,7 +17,15 @@ from services.gateway.output import OutputReader, not_attached
 from services.gateway.pending import RETRY_AFTER_MS
 from services.gateway.refusal import Refusal, Status
 from services.gateway.reports import ReportQueue
-from services.runtime.desired import Orders, TokenOf, changes, desired, full_set, nodes_of
+from services.runtime.desired import (
+    Orders,
+    TokenOf,
+    another_boot,
+    changes,
+    desired,
+    full_set,
+    nodes_of,
+)
 from services.runtime.ports import Outgoing
 from statemachines.cluster import Cluster
 from statemachines.node import Node, NodeState
@@ -41,6 +49,7 @@ class Session:
         self.stream = stream
         self.node = NodeId(attach.node)
         self.incarnation = attach.incarnation
+        self.boot_id = attach.attached.inventory.boot_id
         self.stored = (attach.term, attach.offset)
         self.refused = False
         self.acked_beat = -1
@@ -278,10 +287,17 @@ class Sessions:
         return node
 
     def _refuse_if_lost(self, session: Session) -> bool:
+        """An incarnation ends with its loss, and with its boot."""
         node = self._cluster.nodes.get(session.node)
         lost = node is not None and (
             session.incarnation < node.incarnation
-            or (session.incarnation == node.incarnation and node.state is NodeState.LOST)
+            or (
+                session.incarnation == node.incarnation
+                and (
+                    node.state is NodeState.LOST
+                    or another_boot(node.inventory.boot_id, session.boot_id)
+                )
+            )
         )
         if lost and not session.refused:
             assert node is not None

@@ -92,6 +92,11 @@ def applied(before: Orders, received: wire.DesiredSet) -> dict[str, wire.RunOrde
     return after if set_digest(after) == received.digest else None
 
 
+def another_boot(recorded: str, attaching: str) -> bool:
+    """Whether a node that attaches has been started anew since the boot that is recorded: a new incarnation is due."""
+    return bool(recorded and attaching and recorded != attaching)
+
+
 def fence_after_ms(spec: JobSpec, policy: Policy) -> int:
     """How long an agent may be cut off before it kills such a run by itself; 0: never."""
     if spec.overlap_safe:

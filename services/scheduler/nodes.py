@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.runtime import codec
+from services.runtime.desired import another_boot
 from services.scheduler import attempts
 from services.scheduler.draft import Draft, UnfitError
 from services.scheduler.wire import need, value
@@ -34,13 +35,15 @@ def attached(draft: Draft, report: reports_pb2.Report) -> None:
     if node is None:
         draft.record(NodeJoined(NodeId(report.node), report.incarnation, inventory))
         return
+    rebooted = another_boot(node.inventory.boot_id, inventory.boot_id)
     if report.incarnation < node.incarnation or (
-        report.incarnation == node.incarnation and node.state is NodeState.LOST
+        report.incarnation == node.incarnation and (node.state is NodeState.LOST or rebooted)
     ):
-        draft.ignore("old_incarnation")  # The gateway told it to come as a higher one.
+        # The gateway told it to come as a higher one. Attaches of one incarnation come in any order, so that of an
+        # earlier boot must not pass for a reboot: it would end runs that live.
+        draft.ignore("old_incarnation")
         return
-    before = node.inventory.boot_id
-    if before and inventory.boot_id and before != inventory.boot_id:
+    if rebooted:
         _rebooted(draft, node)
     if (
         report.incarnation == node.incarnation

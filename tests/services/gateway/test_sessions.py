@@ -360,6 +360,15 @@ def test_a_lost_incarnation_that_attaches_again_is_refused(
     assert world.kinds(again) == ["refused"]
 
 
+def test_another_boot_comes_as_another_incarnation(world: World, stream: AttachStream) -> None:
+    again = world.attach("n1", boot="boot-2")
+    assert world.kinds(again) == ["refused"]
+    world.attach("n1", incarnation=2, boot="boot-2", stream=again)
+    world.settle()
+    assert world.gateway.cluster.nodes["n1"].inventory.boot_id == "boot-2"  # type: ignore[index]
+    assert "desired" in world.kinds(again)
+
+
 def test_an_end_that_a_refused_incarnation_reports_is_evidence_all_the_same(
     world: World, stream: AttachStream
 ) -> None:

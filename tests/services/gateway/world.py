@@ -63,13 +63,15 @@ def submission(
     return request
 
 
-def inventory(address: str = "10.0.0.1", *, devices: int = 4) -> common_pb2.Inventory:
+def inventory(
+    address: str = "10.0.0.1", *, devices: int = 4, boot: str = "boot-1"
+) -> common_pb2.Inventory:
     """A node with devices that exist on paper."""
     return common_pb2.Inventory(
         address=address,
         cpu_milli=64_000,
         memory_mib=65_536,
-        boot_id="boot-1",
+        boot_id=boot,
         devices=[
             common_pb2.Device(index=index, model="H100", simulated=True) for index in range(devices)
         ],
@@ -238,12 +240,13 @@ class World:
         offset: int = 0,
         gateway: GatewayCore | None = None,
         stream: AttachStream | None = None,
+        boot: str = "boot-1",
     ) -> AttachStream:
         """A stream on which these nodes have attached."""
         gateway = gateway or self.gateway
         stream = stream or gateway.agents.open(AGENT)
         for node in nodes:
-            attached = reports_pb2.NodeAttached(inventory=inventory(f"addr-{node}"))
+            attached = reports_pb2.NodeAttached(inventory=inventory(f"addr-{node}", boot=boot))
             attach = wire.AttachNode(
                 node=node, incarnation=incarnation, attached=attached, term=term, offset=offset
             )

@@ -291,6 +291,16 @@ def test_a_node_that_started_anew_has_ended_all_its_runs() -> None:
     assert (cell.job("a").attempt, cell.job("b").attempt) == (2, 2)
 
 
+def test_an_attach_of_an_earlier_boot_that_comes_late_is_no_reboot() -> None:
+    cell = Cell()
+    cell.nodes("n1")
+    cell.attach("n1", boot="boot-2", incarnation=2)
+    cell.running("a")
+    cell.attach("n1", boot="boot-1", incarnation=2)
+    assert kinds(cell.step()) == []
+    assert (cell.state("a"), cell.weather()) == ("running", {"old_incarnation": 1})
+
+
 def test_an_old_incarnation_is_not_heard_once_a_newer_one_is_there() -> None:
     cell = two_nodes()
     cell.attach("n1", devices=1, incarnation=3)
