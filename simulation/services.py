@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable
 from importlib import resources
 
-from services.health.driver import Ports as HealthPorts
 from services.health.driver import Processor
+from services.health.judge import Ports as HealthPorts
 from services.health.rules import Rules as HealthRules
 from services.health.table import parse
 from services.runtime.ports import InputGapError, PortError

@@ -247,7 +247,7 @@ class World:
         ]
         readers = {each.name: each.core.cluster for each in self.gateways if each.core is not None}
         if self.health.processor is not None:
-            readers["health"] = self.health.processor.cluster
+            readers["health"] = self.health.processor.judge.cluster
         for scheduler in self.schedulers:
             if scheduler.scheduler is not None:
                 readers[scheduler.name] = scheduler.scheduler.cluster
