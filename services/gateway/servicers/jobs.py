@@ -22,8 +22,10 @@ from statemachines.run import RunState
 from tidemill.v1 import common_pb2, job_service_pb2_grpc
 from tidemill.v1 import job_service_pb2 as jobs
 
-# Submissions of one stream that may wait for their answers; more are not read until some are answered.
-PIPELINE_MAX: Final = 2_000
+# Submissions of one stream, and of all, that may wait for their answers; more are not read until some are answered.
+# Several times what one write or one step of the leader carries, so that all of them are busy at once.
+PIPELINE_MAX: Final = 6_000
+STREAMED_MAX: Final = 15_000
 
 M = TypeVar("M", bound=Message)
 
@@ -51,6 +53,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         self._driver = driver
         self._core = driver.core
         self._lookback = lookback
+        self._room = asyncio.Semaphore(STREAMED_MAX)
 
     # --- submit
 
@@ -91,15 +94,22 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         end = _End()
         try:
             async for request in requests:
+                await self._room.acquire()
                 try:
-                    begun = self._begin(who, request.submit, self._deadline_ms(context))
+                    call, answer = self._begin(who, request.submit, self._deadline_ms(context))
                 except Refusal as refusal:
+                    self._room.release()
                     await pipeline.put(refusal)
                 else:
-                    await pipeline.put(_Begun(*begun))
+                    # When it is answered, not when that is read: who does not read keeps nobody out.
+                    answer.add_done_callback(self._answered)
+                    await pipeline.put(_Begun(call, answer))
         except Exception as error:  # noqa: BLE001 - raised again by the one who answers
             end = _End(error)
         await pipeline.put(end)
+
+    def _answered(self, _answer: asyncio.Future[Message]) -> None:
+        self._room.release()
 
     async def _result(self, step: _Begun | Refusal) -> jobs.SubmitJobResponse:
         """The answer to one submission; what may work later ends the stream, so that the client sends the rest again."""
