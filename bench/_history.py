@@ -148,19 +148,24 @@ class Recorder:
         began_at_ms: int = 1_700_000_000_000,
         head: bytes = GENESIS,
         term: int = 1,
+        cell: str = CELL,
+        consumes: bool = True,
     ) -> None:
+        """`consumes`: entries name inputs that they came of; a cell that goes on from here has none such."""
         self.facts = 0
         self.log_bytes = 0
         self.entries = 0
         self._log = log
-        self._head, self._term = head, term
+        self._head, self._term, self._cell = head, term, cell
+        self._consumes = consumes
         self._at_ms = began_at_ms
         self._waiting: list[Recorded] = []
 
     def add(self, fact: Fact) -> None:
         """Record it, in the entry that is filling."""
         asked = isinstance(fact, JobAdmitted)
-        self._waiting.append(Recorded(fact, "user:bench" if asked else "", len(self._waiting) + 1))
+        number = len(self._waiting) + 1 if self._consumes else 0
+        self._waiting.append(Recorded(fact, "user:bench" if asked else "", number))
         if len(self._waiting) == FACTS_PER_ENTRY:
             self.flush()
 
@@ -168,15 +173,16 @@ class Recorder:
         """Append the entry that is filling."""
         if not self._waiting:
             return
-        consumed = (Position("requests", 0, self.facts, self.facts + len(self._waiting)),)
+        position = Position("requests", 0, self.facts, self.facts + len(self._waiting))
+        consumed = (position,) if self._consumes else ()
         body = codec.encode_body(consumed, self._waiting)
         self._at_ms += 20
         stored = codec.encode_entry(
-            cell=CELL, term=self._term, prev=self._head, at_ms=self._at_ms, body=body
+            cell=self._cell, term=self._term, prev=self._head, at_ms=self._at_ms, body=body
         )
         self._log.append(stored)
         self._head = chain.entry_digest(
-            prev=self._head, cell=CELL, term=self._term, at_ms=self._at_ms, body=body
+            prev=self._head, cell=self._cell, term=self._term, at_ms=self._at_ms, body=body
         )
         self.facts += len(self._waiting)
         self.log_bytes += len(stored)

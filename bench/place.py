@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from bench._cell import MeasuredCell
+from bench._cell import MeasuredCell, attach
 from bench.registry import Measured, at_least
 from services.runtime import codec
 from simulation.fleet import COMMAND, NodeShape
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> Measured:
     count, jobs, paced = _NODES[options.scale], _JOBS[options.scale], _PACED[options.scale]
     shapes = [NodeShape(f"n{i:05}", 64_000, 1_048_576, 8, "H100") for i in range(count)]
     with MeasuredCell() as cell, cell.client() as client, cell.client() as watching:
-        cell.fleet(shapes)
+        attach(cell, shapes)
         seen = Seen(watching)
         began = time.monotonic()
         for _, answer in client.submit_many(_job() for _ in range(jobs)):

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from bench._cell import MeasuredCell
+from bench._cell import MeasuredCell, attach
 from bench.registry import Bar, Measured
 from simulation.fleet import COMMAND, NodeShape
 from tidemill import Client, job_request
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> Measured:
     listed = list(pods(data / "openb" / "openb_pod_list_default.csv.gz"))[: _PODS[options.scale]]
     factor = max(pod.created_s for pod in listed) / within_s
     with MeasuredCell(flags=("--schedulers", "1")) as cell:
-        cell.fleet(shapes)
+        attach(cell, shapes)
         with cell.client() as client:
             began = time.monotonic()
             refused = _submit(client, listed, factor, began)

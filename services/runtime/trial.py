@@ -46,6 +46,7 @@ class TrialCell:
     def __enter__(self) -> Self:
         """Start it and wait until its gateway answers and somebody leads. Raises TrialError."""
         try:
+            self.prepare()
             self.start()
         except BaseException:
             self.__exit__()
@@ -57,6 +58,9 @@ class TrialCell:
         for process in reversed(self._processes):
             self.end(process)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def prepare(self) -> None:
+        """What must be there before the first process."""
 
     def start(self) -> None:
         """Start `up`, for the first time or again."""

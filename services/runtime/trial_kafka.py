@@ -33,16 +33,14 @@ class KafkaTrialCell(TrialCell):
         super().__init__(unique, agents=agents, flags=flags, stack=stack)
         self._topics_made = False
 
-    def start(self) -> None:
-        """As declared, with as many copies as there are brokers for; then as any."""
-        if not self._topics_made:
-            admin = open_topic_admin(self.settings)
-            copies = min(REPLICAS_DEFAULT, admin.brokers())
-            said: list[str] = []
-            if not apply(admin, Declared(self.name, copies), said.append):
-                raise TrialError("\n".join(said))
-            self._topics_made = True
-        super().start()
+    def prepare(self) -> None:
+        """Make its topics as declared, with as many copies as there are brokers for."""
+        admin = open_topic_admin(self.settings)
+        copies = min(REPLICAS_DEFAULT, admin.brokers())
+        said: list[str] = []
+        self._topics_made = True
+        if not apply(admin, Declared(self.name, copies), said.append):
+            raise TrialError("\n".join(said))
 
     def __exit__(self, *_: object) -> None:
         """End everything, and delete the topics too."""
