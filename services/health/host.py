@@ -15,10 +15,11 @@ from typing import Final
 
 from services.health.judge import TOPICS, Judge, Ports, Watch
 from services.health.messages import Verdict
-from services.health.patience import Patience
+from services.health.metrics import Observer
 from services.health.rules import Rules
 from services.health.table import Table
 from services.runtime import topics
+from services.runtime.patience import Patience
 from services.runtime.ports import InputGapError, InputRecord, PortError
 from services.runtime.streams import Place, Streams, StreamsEndedError
 
@@ -185,7 +186,11 @@ class Host:
 
 
 async def serve(
-    streams: Streams, make_host: Callable[[], Host], patience: Patience, until: Callable[[], bool]
+    streams: Streams,
+    make_host: Callable[[], Host],
+    observer: Observer,
+    patience: Patience,
+    until: Callable[[], bool],
 ) -> None:
     """Turn after turn beside the streams until `until` holds; the end of the streams is ours. Raises as a turn does."""
     host = make_host()
@@ -198,6 +203,7 @@ async def serve(
             except PortError as error:
                 pause_s = patience.failed(error)
             else:
+                observer.turned()
                 patience.well()
             await asyncio.wait([member], timeout=pause_s)
             if member.done():

@@ -12,11 +12,11 @@ from typing import Final
 from services.health.driver import Processor
 from services.health.judge import TOPICS, Ports
 from services.health.metrics import Observer
-from services.health.patience import Patience
 from services.health.settings import HealthSettings
 from services.health.table import Table, TableError, parse
 from services.runtime import settings as runtime_settings
 from services.runtime.exits import ExitCode, exit_code_of
+from services.runtime.patience import Patience
 from services.runtime.ports import PortError
 from services.runtime.settings import SettingsError
 from services.runtime.shutdown import Shutdown
@@ -52,7 +52,7 @@ def run(
     observer = Observer(telemetry)
     with contextlib.ExitStack() as closing:
         ports = open_ports(settings, closing)
-        patience = Patience(observer, settings.weather_patience_s)
+        patience = Patience(settings.weather_patience_s, observer.failing)
         try:
             if settings.hosted_by == "faust":
                 _on_streams(settings, ports, observer, patience, until)
@@ -61,7 +61,7 @@ def run(
                     settings.cell, ports, settings.rules(), load_table(settings), observer
                 )
                 observer.attach(processor.judge)
-                _work(processor, patience, until=until, wait=wait)
+                _work(processor, observer, patience, until=until, wait=wait)
         except Exception as error:
             observer.ended(error, exit_code_of(error))
             raise
@@ -98,6 +98,7 @@ def load_table(settings: HealthSettings) -> Table:
 
 def _work(
     processor: Processor,
+    observer: Observer,
     patience: Patience,
     *,
     until: Callable[[], bool],
@@ -110,6 +111,7 @@ def _work(
         except PortError as error:
             wait(patience.failed(error))
         else:
+            observer.turned()
             patience.well()
 
 
@@ -136,4 +138,4 @@ def _on_streams(
         observer.attach(made.judge, made.gauges)
         return made
 
-    asyncio.run(serve(open_streams(settings, "health"), host, patience, until))
+    asyncio.run(serve(open_streams(settings, "health"), host, observer, patience, until))

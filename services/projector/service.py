@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
@@ -12,7 +11,8 @@ from prometheus_client import Counter, Gauge
 
 from services.projector.core import Projection
 from services.projector.driver import Ports, Projector
-from services.runtime.exits import ExitCode, exit_code_of
+from services.runtime.exits import ExitCode
+from services.runtime.patience import Patience
 from services.runtime.ports import PortError
 from services.runtime.projection import FlatFact, ParkedInput
 from services.runtime.settings import CellSettings, load
@@ -22,8 +22,6 @@ from services.runtime.topics import LEADER_INPUTS
 from services.runtime.wiring import open_cell
 
 TURN_S: Final = 0.5
-_BACKOFF_FIRST_S: Final = 0.1
-_BACKOFF_MAX_S: Final = 5.0
 
 
 class ProjectorSettings(CellSettings, frozen=True, kw_only=True):
@@ -115,30 +113,24 @@ def run(
             closing.callback(port.close)
         projector = Projector(settings.cell, ports, observer)
         telemetry.log.info("projector_starts", log=settings.log)
-        _work(projector, observer, settings.weather_patience_s, until=until, wait=wait)
+        patience = Patience(settings.weather_patience_s, observer.failing)
+        _work(projector, observer, patience, until=until, wait=wait)
 
 
 def _work(
     projector: Projector,
     observer: Observer,
-    patience_s: int,
+    patience: Patience,
     *,
     until: Callable[[], bool],
     wait: Callable[[float], bool],
 ) -> None:
-    """Turn after turn; weather is tried again, longer apart each time, until patience ends."""
-    failing_since, backoff_s = 0.0, _BACKOFF_FIRST_S
+    """Turn after turn."""
     while not until():
         try:
             projector.turn(TURN_S)
         except PortError as error:
-            now = time.monotonic()
-            failing_since = failing_since or now
-            if exit_code_of(error) is not ExitCode.UNAVAILABLE or now - failing_since > patience_s:
-                raise
-            observer.failing(error)
-            wait(backoff_s)
-            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+            wait(patience.failed(error))
         else:
             observer.turned()
-            failing_since, backoff_s = 0.0, _BACKOFF_FIRST_S
+            patience.well()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -13,6 +12,7 @@ import msgspec
 
 from services.runtime import settings as runtime_settings
 from services.runtime.exits import ExitCode, exit_code_of
+from services.runtime.patience import Patience
 from services.runtime.ports import PortError
 from services.runtime.shutdown import Shutdown
 from services.runtime.telemetry import Telemetry
@@ -25,8 +25,6 @@ from services.scheduler.settings import SchedulerSettings
 
 # A turn waits this long for something to do; a request to stop is noticed after it.
 TURN_S: Final = 0.5
-_BACKOFF_FIRST_S: Final = 0.1
-_BACKOFF_MAX_S: Final = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,7 +75,8 @@ def run(
         try:
             scheduler = Scheduler(settings.cell, ports, rules, observer)
             observer.attach(scheduler)
-            _work(scheduler, ports, observer, settings.weather_patience_s, until=until, wait=wait)
+            patience = Patience(settings.weather_patience_s, observer.failing)
+            _work(scheduler, ports, observer, patience, until=until, wait=wait)
             scheduler.hand_over()
         except Exception as error:
             observer.ended(error, exit_code_of(error))
@@ -88,24 +87,17 @@ def _work(
     scheduler: Scheduler,
     ports: Ports,
     observer: Observer,
-    patience_s: int,
+    patience: Patience,
     *,
     until: Callable[[Scheduler], bool],
     wait: Callable[[float], bool],
 ) -> None:
-    """Turn after turn; weather is tried again, longer apart each time, until patience ends."""
-    failing_since, backoff_s = 0.0, _BACKOFF_FIRST_S
+    """Turn after turn."""
     while not until(scheduler):
         try:
             scheduler.turn(TURN_S)
             observer.turned(ports.inputs)
         except PortError as error:
-            now = time.monotonic()
-            failing_since = failing_since or now
-            if exit_code_of(error) is not ExitCode.UNAVAILABLE or now - failing_since > patience_s:
-                raise
-            observer.failing(error)
-            wait(backoff_s)
-            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+            wait(patience.failed(error))
         else:
-            failing_since, backoff_s = 0.0, _BACKOFF_FIRST_S
+            patience.well()

@@ -18,8 +18,8 @@ import structlog
 from services.health import service
 from services.health.messages import NodeGone, SignalKind
 from services.health.metrics import Observer
-from services.health.patience import Patience
 from services.health.settings import HealthSettings
+from services.runtime.patience import Patience
 from services.runtime.ports import InputGapError, PortError
 from services.runtime.settings import SettingsError, load
 from services.runtime.telemetry import Telemetry
@@ -135,10 +135,11 @@ def work(telemetry: Telemetry, turns: list[Exception | None], patience_s: int = 
         waited.append(s)
         return False
 
-    weather = Weather(turns)
+    weather, observer = Weather(turns), Observer(telemetry)
     service._work(
         weather,  # type: ignore[arg-type]
-        Patience(Observer(telemetry), patience_s),
+        observer,
+        Patience(patience_s, observer.failing),
         until=lambda: not weather.turns,
         wait=wait,
     )

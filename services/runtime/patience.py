@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
-from services.health.metrics import Observer
 from services.runtime.exits import ExitCode, exit_code_of
 from services.runtime.ports import PortError
 from services.runtime.streams import StreamsEndedError
 
 _BACKOFF_FIRST_S: Final = 0.1
-_BACKOFF_MAX_S: Final = 2.0
+_BACKOFF_MAX_S: Final = 5.0
 
 
 class Patience:
-    """Of one process with its weather."""
+    """Of one process with its weather. `failing` is told of each failure that is borne."""
 
-    def __init__(self, observer: Observer, patience_s: int) -> None:
-        self._observer = observer
+    def __init__(self, patience_s: int, failing: Callable[[PortError], None]) -> None:
         self._patience_s = patience_s
+        self._failing = failing
         self.well()
 
     def well(self) -> None:
         """A turn went well."""
-        self._observer.turned()
         self._failing_since, self._backoff_s = 0.0, _BACKOFF_FIRST_S
 
     def failed(self, error: PortError) -> float:
@@ -38,6 +37,6 @@ class Patience:
             or exit_code_of(error) is not ExitCode.UNAVAILABLE
         ):
             raise error
-        self._observer.failing(error)
+        self._failing(error)
         backoff_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, _BACKOFF_MAX_S)
         return backoff_s
