@@ -16,11 +16,10 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-Scale = Literal["small", "full"]
 _FOLDER: Final = Path(__file__).parent
 _NOT_BENCHMARKS: Final = frozenset({"__init__", "__main__", "registry"})
 

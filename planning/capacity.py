@@ -79,11 +79,6 @@ class Capacity:
         self._by_cpu: list[tuple[bool, int, NodeId]] = []
         self._grown: list[NodeId] = []
 
-    @property
-    def open_nodes(self) -> int:
-        """Nodes that take new runs."""
-        return len(self._free)
-
     def refresh(self, cluster: Cluster, node_id: NodeId) -> None:
         """Bring one node up to date with the fold."""
         before = self._free.pop(node_id, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from services.runtime.ids import array_element, array_of, parse_run_id
 from statemachines import facts as f
 from statemachines.entry import Entry, Recorded
 from statemachines.facts import Fact
@@ -128,7 +129,7 @@ def jobs_of(fact: Fact) -> tuple[str, ...]:
         return (job,)
     run = getattr(fact, "run", "")
     if run:
-        return (run.rsplit(".", 2)[0],)
+        return (parse_run_id(run)[0],)
     if isinstance(fact, f.RequestAccepted | f.RequestRefused):
         return (fact.target,)  # Of a job or of something else: names do not overlap.
     return ()
@@ -151,21 +152,21 @@ class About:
     def __init__(self, name: str) -> None:
         self._name = name
         self._number = int(name) if name.isdecimal() else 0
-        self._array = name.rpartition("_")[0]
+        self._array = array_of(name)
         self._runs: set[str] = set()  # Runs placed on the node of that name.
 
     def __call__(self, fact: Fact) -> bool:
         if isinstance(fact, f.GangPlaced):
             self._runs.update(each.run for each in fact.placements if each.node == self._name)
         if isinstance(fact, f.JobAdmitted) and (job := _numbered(fact, self._number)):
-            self._name, self._array = job, job.rpartition("_")[0]
+            self._name, self._array = job, array_of(job)
         jobs = jobs_of(fact)
         if self._name in jobs or self._name in nodes_of(fact):
             return True
         if isinstance(fact, f.JobAdmitted):
             return bool(fact.count) and fact.job == self._array
         named = getattr(fact, "run", "") in self._runs or getattr(fact, "queue", "") == self._name
-        return named or any(job.rpartition("_")[0] == self._name for job in jobs)
+        return named or any(array_of(job) == self._name for job in jobs)
 
 
 def _numbered(fact: f.JobAdmitted, number: int) -> str:
@@ -173,7 +174,7 @@ def _numbered(fact: f.JobAdmitted, number: int) -> str:
     place = number - fact.number
     if not 0 <= place < max(fact.count, 1):
         return ""
-    return f"{fact.job}_{place}" if fact.count else fact.job
+    return array_element(fact.job, place) if fact.count else fact.job
 
 
 def _because(message: str) -> str:

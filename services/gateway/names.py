@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from services.gateway.refusal import Refusal, Status
-from services.runtime.ids import JOB_ID_CHARS
+from services.runtime.ids import JOB_ID_CHARS, array_of
 from statemachines.cluster import Cluster
 from statemachines.job import ENDED, Job, JobState
 from statemachines.node import Node
@@ -42,7 +42,7 @@ def find_jobs(cluster: Cluster, text: str) -> tuple[str, list[Job]]:
     except Refusal as refusal:
         if refusal.code != "is_array":
             raise
-        return text, [job for job in cluster.jobs.values() if job.id.rpartition("_")[0] == text]
+        return text, [job for job in cluster.jobs.values() if array_of(job.id) == text]
     return job.id, [job]
 
 
@@ -86,7 +86,7 @@ def _ambiguous(text: str, candidates: list[Job]) -> Refusal:
         f"{job.id} ({job.spec.name}, {job.state})" for job in candidates[:CANDIDATES_SHOWN]
     )
     more = ", ..." if len(candidates) > CANDIDATES_SHOWN else ""
-    if all(job.id.rpartition("_")[0] == text for job in candidates):
+    if all(array_of(job.id) == text for job in candidates):
         message = f"{text!r} is an array; name one of its jobs: {shown}{more}"
         return Refusal(Status.INVALID_ARGUMENT, "is_array", message)
     message = f"{text!r} is the beginning of several ids; add letters: {shown}{more}"
@@ -141,7 +141,7 @@ class Selection:
 
     def fixed(self, job: Job) -> bool:
         """Id, queue (or one above it), owner and name are as wanted."""
-        if self.jobs and job.id not in self.jobs and job.id.rpartition("_")[0] not in self.jobs:
+        if self.jobs and job.id not in self.jobs and array_of(job.id) not in self.jobs:
             return False
         if self._by and job.by != self._by:
             return False

@@ -149,11 +149,6 @@ def decode_enum(kind: type[E], number: int) -> E:
     return member
 
 
-def encode_enum(member: StrEnum) -> int:
-    """The wire's number of a member."""
-    return _NUMBERS[type(member)][member]
-
-
 # --- derivation: from a struct and its message to two expressions
 
 

@@ -30,6 +30,11 @@ def array_element(job: JobId, index: int) -> JobId:
     return JobId(f"{job}_{index}")
 
 
+def array_of(job: str) -> str:
+    """The array that a job is one of; empty for a job by itself."""
+    return job.rpartition("_")[0]
+
+
 def run_id(job: JobId, attempt: int, rank: int) -> RunId:
     """The id of one member of one attempt."""
     return RunId(f"{job}.{attempt}.{rank}")

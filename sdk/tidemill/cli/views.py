@@ -18,7 +18,6 @@ from tidemill.v1 import (
     job_service_pb2 as job_pb,
 )
 from tidemill.v1 import (
-    requests_pb2,
     views_pb2,
 )
 
@@ -331,7 +330,3 @@ QUEUES: Final[Listing[views_pb2.QueueView]] = Listing(
     name=lambda queue: queue.queue,
     nothing="no queues; make one with `tidemill apply FILE`",
 )  # fmt: skip
-
-
-def queue_text(queue: requests_pb2.ApplyQueue) -> str:
-    return f"{queue.queue} (gpus {_limit(queue.device_limit)}, jobs {_limit(queue.job_limit)})"

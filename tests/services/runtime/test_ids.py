@@ -33,6 +33,7 @@ def test_a_run_id_can_be_taken_apart_even_for_an_array_element() -> None:
     run = ids.run_id(ids.array_element(JobId("abc"), 4), 2, 7)
     assert run == "abc_4.2.7"
     assert ids.parse_run_id(run) == ("abc_4", 2, 7)
+    assert (ids.array_of("abc_4"), ids.array_of("abc")) == ("abc", "")
 
 
 @pytest.mark.parametrize("run", ["", "abc", "abc.1", ".1.2", "abc.x.1"])
