@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from compose.local.stack import Stack
@@ -290,6 +290,51 @@ def test_foreign_records_are_handed_on_as_they_are(cell: KafkaCell) -> None:
         records = inputs.read({("requests", 0): len(found)}, limit=9, timeout_s=DEADLINE_S)
         found += [(record.key, record.value) for record in records]
     assert found == [(key or b"", value or b"") for key, value in garbage]
+
+
+def in_transaction(cell: KafkaCell, topic: str, values: list[bytes], *, commit: bool) -> None:
+    """Write as a foreign program with transactions would: markers take offsets, and an abort leaves records behind."""
+    name = f"{cell.settings.cell}-{commit}"
+    settings = {"bootstrap.servers": cell.settings.bootstrap, "transactional.id": name}
+    producer = Producer({**settings, "log_level": 0})
+    producer.init_transactions(DEADLINE_S)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(cell.name(topic), value, partition=0)
+    producer.flush(DEADLINE_S)
+    if commit:
+        producer.commit_transaction(DEADLINE_S)
+    else:
+        producer.abort_transaction(DEADLINE_S)
+
+
+def test_offsets_with_holes_are_no_gap_and_aborted_inputs_are_not_seen(cell: KafkaCell) -> None:
+    in_transaction(cell, "requests", [b"a", b"b"], commit=True)
+    in_transaction(cell, "requests", [b"never"], commit=False)
+    inputs = cell.inputs()
+    found = list(inputs.read({("requests", 0): 0}, limit=9, timeout_s=DEADLINE_S))
+    assert [(record.offset, record.value) for record in found] == [(0, b"a"), (1, b"b")]
+    assert inputs.end("requests", 0) == 5
+    assert inputs.read({("requests", 0): 2}, limit=9, timeout_s=0.2) == []
+    cell.publisher().publish([Outgoing("requests", b"k", b"c")])
+    (record,) = inputs.read({("requests", 0): 2}, limit=9, timeout_s=DEADLINE_S)
+    assert (record.offset, record.value) == (5, b"c")
+    (again,) = cell.inputs().read({("requests", 0): 3}, limit=9, timeout_s=DEADLINE_S)
+    assert again == record
+
+
+def test_a_foreign_transaction_neither_hides_nor_stops_the_log(cell: KafkaCell) -> None:
+    """What it leaves is void by the chain; its markers are holes, and the end is seen behind them."""
+    log = cell.log()
+    log.append(b"before")
+    in_transaction(cell, "log", [b"foreign"], commit=False)
+    found = log.read(0, limit=9, timeout_s=DEADLINE_S)
+    assert found[0].value == b"before"
+    at = 2
+    assert log.read(at, limit=9, timeout_s=0) == []
+    assert cell.log().read(at, limit=9, timeout_s=0) == []
+    log.append(b"after")
+    assert [record.value for record in log.read(at, limit=9, timeout_s=DEADLINE_S)] == [b"after"]
 
 
 def test_one_record_that_is_too_large_is_refused_and_others_go_on(cell: KafkaCell) -> None:

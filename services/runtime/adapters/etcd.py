@@ -51,15 +51,16 @@ class EtcdLeadership:
                     return self._term if self.holds() else None
                 session = self._standing()
                 ahead = session.predecessor()
-                if ahead is None:
+                if ahead is None and session.valid():
                     # Renewed within its time, and nobody is before it: it leads from here on.
-                    if session.valid():
-                        self._term = session.revision
-                    continue
+                    self._term = session.revision
+                    return self._term
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     break
-                session.await_change(ahead, timeout_s=min(left_s, self._settings.lease_ttl_s / 3))
+                if ahead is not None:
+                    wait_s = min(left_s, self._settings.lease_ttl_s / _RENEWALS_A_LEASE)
+                    session.await_change(ahead, timeout_s=wait_s)
         return None
 
     def holds(self) -> bool:

@@ -140,6 +140,10 @@ class LastError:
         self.error = error
         self.fatal = self.fatal or error.fatal()
 
+    def forget(self) -> None:
+        """All is well again."""
+        self.error = None
+
     def raise_if_lasting(self, doing: str) -> None:
         """Raise what will not heal by itself, once each time that it is heard."""
         error = self.error

@@ -74,7 +74,9 @@ class KafkaReader:
             while True:
                 left_s = deadline - time.monotonic()
                 found = self._take(limit, min(max(left_s, 0.0), _SLICE_S))
-                if not found:
+                if found:
+                    self._last.forget()
+                else:
                     self._last.raise_if_lasting("reading")
                 if found or left_s <= 0 or self._closed:
                     return found

@@ -65,7 +65,7 @@ class KafkaWriter:
         try:
             for number, record in enumerate(records):
                 session.hand_over(record, delivery, number, deadline)
-            return delivery.wait(deadline - time.monotonic())
+            offsets = delivery.wait(deadline - time.monotonic())
         except _LateError as late:
             self._discard(session)
             raise self._unknown(records[0].topic, session) from late
@@ -73,6 +73,8 @@ class KafkaWriter:
             if session.last.fatal:
                 self._discard(session)
             raise meaning(error.args[0], f"{records[0].topic}: outcome unknown") from error
+        session.last.forget()
+        return offsets
 
     def partitions(self, topic: str) -> int:
         """How many the topic has now."""
