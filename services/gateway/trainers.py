@@ -22,6 +22,7 @@ from services.gateway.validation import check
 from services.runtime import topics
 from services.runtime.codec import encode_value
 from services.runtime.ports import Outgoing, PortError
+from statemachines.attempt import Attempt
 from statemachines.checkpoint import CheckpointState
 from statemachines.cluster import Cluster
 from statemachines.job import ENDED, Job
@@ -80,8 +81,10 @@ class Trainers:
             )
         said = getattr(report, kind)
         may_speak_for(caller, said.job, 0 if kind == "removed" else said.attempt)
-        self._current(caller)
-        record = Outgoing(topics.REPORTS.suffix, said.job.encode(), report.SerializeToString())
+        _, attempt = self._seen(caller)
+        # In one order with what the agent beside rank 0, which speaks here, tells of its end.
+        beside = self._cluster.runs[attempt.runs[0]].node
+        record = Outgoing(topics.REPORTS.suffix, beside.encode(), report.SerializeToString())
         self._publish(call, [record], training.ReportCheckpointResponse())
 
     def get_advice(
@@ -90,15 +93,7 @@ class Trainers:
         """Where to start from, how often to save, and what may be removed."""
         check(request)
         may_speak_for(caller, request.job, request.attempt)
-        job = self._current(caller)
-        attempt = self._cluster.find_attempt(JobId(request.job), request.attempt)
-        if job is None or attempt is None:
-            raise Refusal(
-                Status.UNAVAILABLE,
-                "attempt_not_seen_yet",
-                f"this gateway has not read attempt {request.attempt} of job {request.job} in the log yet; ask again",
-                retry_after_ms=500,
-            )
+        job, attempt = self._seen(caller)
         checkpoints = self._cluster.checkpoints.get(job.id, ())
         released = [each.step for each in checkpoints if each.state is CheckpointState.RELEASED]
         nodes = {self._cluster.runs[run].node for run in attempt.runs}
@@ -122,6 +117,21 @@ class Trainers:
                 "stop, nothing that this attempt saves will be used",
             )
         return job
+
+    def _seen(self, caller: Caller) -> tuple[Job, Attempt]:
+        """The caller's job and attempt; raises Refusal when it is over, or when this gateway has yet to read of it."""
+        assert caller.attempt is not None, "only a job token comes this far"
+        name, number = caller.attempt
+        job = self._current(caller)
+        attempt = self._cluster.find_attempt(JobId(name), number)
+        if job is None or attempt is None:
+            raise Refusal(
+                Status.UNAVAILABLE,
+                "attempt_not_seen_yet",
+                f"this gateway has not read attempt {number} of job {name} in the log yet; ask again",
+                retry_after_ms=500,
+            )
+        return job, attempt
 
     def _publish(self, call: int, records: Sequence[Outgoing], answer: Message) -> None:
         if self._effects.congested:

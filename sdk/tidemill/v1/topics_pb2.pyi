@@ -66,6 +66,7 @@ class _TopicEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Topic.ValueType
     TOPIC_UNSPECIFIED: _Topic.ValueType  # 0
     TOPIC_REQUESTS: _Topic.ValueType  # 1
     TOPIC_REPORTS: _Topic.ValueType  # 2
+    """A trainer's reports have the key of the node of rank 0, which speaks: they are in one order with its agent's."""
     TOPIC_BEATS: _Topic.ValueType  # 3
     TOPIC_SIGNALS: _Topic.ValueType  # 4
     TOPIC_PROGRESS: _Topic.ValueType  # 5
@@ -81,6 +82,7 @@ class Topic(_Topic, metaclass=_TopicEnumTypeWrapper): ...
 TOPIC_UNSPECIFIED: Topic.ValueType  # 0
 TOPIC_REQUESTS: Topic.ValueType  # 1
 TOPIC_REPORTS: Topic.ValueType  # 2
+"""A trainer's reports have the key of the node of rank 0, which speaks: they are in one order with its agent's."""
 TOPIC_BEATS: Topic.ValueType  # 3
 TOPIC_SIGNALS: Topic.ValueType  # 4
 TOPIC_PROGRESS: Topic.ValueType  # 5

@@ -100,6 +100,22 @@ def test_a_checkpoint_is_answered_when_durable_and_then_recorded(world: World, j
     )
 
 
+def test_a_trainers_reports_are_in_one_order_with_those_of_the_agent_beside_it(
+    world: World, job: str
+) -> None:
+    """However many partitions there are: the leader must read that training finished before it reads of the end."""
+    say(world, trainer(job, 1), saved(job, 10))
+    assert {record.key for record in world.stored if record.topic == "reports"} == {b"n1"}
+
+
+def test_a_gateway_that_has_yet_to_read_of_an_attempt_is_asked_again(
+    world: World, job: str
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        say(world, trainer(job, 2), saved(job, 10, 2))
+    assert (caught.value.code, caught.value.retry_after_ms > 0) == ("attempt_not_seen_yet", True)
+
+
 def test_a_report_that_could_not_be_stored_is_to_be_sent_again(world: World, job: str) -> None:
     world.failing = PortError("away")
     answer = say(world, trainer(job, 1), saved(job, 10))
