@@ -45,8 +45,7 @@ class SqliteFactsOf:
             "SELECT offset, idx, topic, partition, position, reason, key, value, whole FROM parked"
         )
         return [
-            ParkedInput(Mark(row[0], row[1], digests[row[:2]]), *row[2:])
-            for row in self.rows(sql)
+            ParkedInput(Mark(row[0], row[1], digests[row[:2]]), *row[2:]) for row in self.rows(sql)
         ]
 
 
