@@ -211,7 +211,7 @@ def _mechanism(options: Mapping[str, str]) -> SASLMechanism:
     try:
         return SASLMechanism(name)
     except ValueError:
-        known = ", ".join(SASLMechanism)
+        known = ", ".join(each.value for each in SASLMechanism)
         raise SettingsError(
             f"kafka_options: sasl.mechanism {name!r} is not one of {known}"
         ) from None
