@@ -39,6 +39,12 @@ def kill_leader_mid_step(world: World, fault: Fault) -> None:
         scheduler.crash_in = 1 + fault.target % 12
 
 
+def kill_leader_at_append(world: World, fault: Fault) -> None:
+    """SIGKILL just before or after it appends, or saves a snapshot."""
+    for scheduler in _leaders(world):
+        scheduler.crash_at = ("before append", "after append", "after snapshot")[fault.target % 3]
+
+
 def pause_leader(world: World, fault: Fault) -> None:
     """SIGSTOP, past its lease when it lasts."""
     for scheduler in _leaders(world):
@@ -163,6 +169,7 @@ def repeated_input(world: World, fault: Fault) -> None:
 CELL_FAULTS: Final[Mapping[str, Act]] = {
     "kill leader": kill_leader,
     "kill leader mid-step": kill_leader_mid_step,
+    "kill leader at append": kill_leader_at_append,
     "pause leader": pause_leader,
     "kill service": kill_service,
     "kill service mid-step": kill_service_mid_step,

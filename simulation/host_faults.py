@@ -37,6 +37,12 @@ def kill_agent_mid_step(world: World, fault: Fault) -> None:
         host.crash_in = 1 + fault.target % 8
 
 
+def kill_agent_at_start(world: World, fault: Fault) -> None:
+    """SIGKILL of the agent just when it has started a run, or has stored what it must know of one."""
+    for host in _hosts(world, fault):
+        host.crash_at = ("after start", "before start", "after persist")[fault.target % 3]
+
+
 def pause_agent(world: World, fault: Fault) -> None:
     """SIGSTOP of the agent."""
     for host in _hosts(world, fault):
@@ -191,6 +197,7 @@ def lower_limit(world: World, fault: Fault) -> None:
 HOST_FAULTS: Final[Mapping[str, Act]] = {
     "kill agent": kill_agent,
     "kill agent mid-step": kill_agent_mid_step,
+    "kill agent at start": kill_agent_at_start,
     "pause agent": pause_agent,
     "reboot": reboot,
     "power cut": power_cut,

@@ -145,6 +145,10 @@ class Host(Process):
         )
         self._events.clear()
         self._handling = False
+        strays = [run for run in self.runs if run not in self.core.table]
+        for run in [each for each in strays if self.runs[each].ending is not None]:
+            del self.runs[run]
+        self.feed(m.Strays(tuple(run for run in strays if run in self.runs)))
         for run in list(self.core.unadopted):
             process = self.runs.get(run)
             if process is None:
@@ -153,8 +157,6 @@ class Host(Process):
                 self.feed(m.Adopted(run, alive=True))
             else:
                 self.feed(m.Ended(run, process.ending))
-        for run in [each for each in self.runs if each not in self.core.table]:
-            self._kill_process(run, Evidence.KILLED_AND_REAPED)
         self._connect_later()
 
     def turn(self) -> None:

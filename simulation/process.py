@@ -46,6 +46,8 @@ class Process(ABC):
         self.crash_ppm = crash_ppm
         # Crash at the so many-th point from now on; 0: not so.
         self.crash_in = 0
+        # Crash when this place is reached next; empty: nowhere.
+        self.crash_at = ""
         self.points = 0
         self.chance = kernel.chance(f"process {name}")
         self._timer: Timer | None = None
@@ -67,7 +69,7 @@ class Process(ABC):
         if not self.up:
             return
         self.up = False
-        self.crash_in = 0
+        self.crash_in, self.crash_at = 0, ""
         self.crashes += 1
         self._life += 1
         if self._timer is not None:
@@ -136,13 +138,15 @@ class Process(ABC):
 
         self.kernel.after(after_ms * US_PER_MS, due)
 
-    def point(self, _where: str) -> None:
+    def point(self, where: str) -> None:
         """A place where it may crash."""
         self.points += 1
         if self.crash_in:
             self.crash_in -= 1
             if not self.crash_in:
                 raise Crash
+        if self.crash_at and where == self.crash_at:
+            raise Crash
         if self.crash_ppm and self.chance.randrange(1_000_000) < self.crash_ppm:
             raise Crash
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from services.runtime import codec
 from simulation.physics import Physics
@@ -22,6 +23,7 @@ from statemachines.entry import Entry, Recorded
 from statemachines.facts import Fact
 from statemachines.values import JobId
 from statemachines.watcher import Watcher
+from tidemill.v1 import verdicts_pb2
 
 # The whole state is looked at once so many entries were folded that each bears the cost of this many entities.
 _ENTITIES_PER_ENTRY: Final = 12
@@ -57,12 +59,15 @@ class Referee:
         self._watcher = Watcher()
         self._unchecked = 0
         self._promises: dict[tuple[str, int], Promise] = {}
+        self._gone: set[tuple[str, int]] = set()
         physics.reporter.acknowledged = self._acknowledged
         broker.stored.append(self._stored)
 
     # --- the log
 
     def _stored(self, topic: str, offset: int, value: bytes) -> None:
+        if topic == "verdicts":
+            self._judged(value)
         if topic != "log" or self.broken:
             return
         entry = decoded(offset, value)
@@ -95,6 +100,16 @@ class Referee:
 
     # --- the log against the world
 
+    def _judged(self, value: bytes) -> None:
+        """Remember of whom it was ever said that they are gone."""
+        try:
+            verdict = verdicts_pb2.Verdict.FromString(value)
+        except DecodeError:  # Noise, which is parked.
+            return
+        if verdict.HasField("node_gone"):
+            gone = verdict.node_gone
+            self._gone.add((gone.node, gone.incarnation))
+
     def _acknowledged(self, job: str, attempt: int, step: int) -> None:
         """A trainer was told that its save is durable."""
         partition = zlib.crc32(job.encode()) % PARTITIONS["reports"]
@@ -108,6 +123,11 @@ class Referee:
                 if really != (job, attempt, step):
                     self.broken.append(
                         f"E: step {step} of attempt {attempt} of {job} is recorded as {uri}, which is {really}"
+                    )
+            case facts.NodeLost(node=node, incarnation=incarnation) if not recorded.by:
+                if (node, incarnation) not in self._gone:
+                    self.broken.append(
+                        f"I: node {node} is lost as incarnation {incarnation}, which nobody found silent"
                     )
             case facts.AttemptEnded(job=job, attempt=attempt):
                 self._keep_promise(job, attempt, entry)
@@ -168,6 +188,7 @@ _SUBJECTS: Final[Mapping[str, str]] = {
     "NodeDrained": "node", "NicFaulted": "node", "NicDegraded": "node", "NicRecovered": "node",
     "DeviceFaulted": "node", "DeviceDegraded": "node", "DeviceRecovered": "node",
     "BreakerOpened": "incident", "BreakerClosed": "incident", "InputParked": "topic", "InputGapAccepted": "topic",
+    "CheckpointCondemned": "job", "RunEnded": "run",
 }  # fmt: skip
 
 
@@ -183,6 +204,8 @@ def _detail(fact: Fact) -> str:
             return str(step)
         case facts.GangPlaced(placements=placements, resume=resume):
             return f"{len(placements)} members from step {resume.step}"
+        case facts.RunEnded(evidence=evidence):
+            return evidence.value
         case facts.NicFaulted(nic=nic) | facts.NicDegraded(nic=nic) | facts.NicRecovered(nic=nic):
             return nic
         case _:

@@ -78,7 +78,7 @@ class SchedulerProcess(Process):
             leader=self.name,
             nonce=f"{self.name}/{next(self._nonce)}",
             policy=self._policy,
-            snapshot_entries=400,
+            snapshot_entries=60,
             said=self.said,
         )
         try:

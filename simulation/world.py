@@ -155,6 +155,7 @@ class World:
         self.election.raise_terms(self.referee.cluster.term)
         for process in (*self.services, *self.hosts):
             process.crash_ppm = process.crash_in = 0
+            process.crash_at = ""
         for gateway in self.gateways:
             gateway.lag_ms = 0
         for host in self.hosts:
