@@ -21,7 +21,13 @@ from typing import Any, ClassVar, Final, TextIO
 from urllib.parse import urlsplit
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from services.runtime.settings import CellSettings, SettingsError
@@ -75,6 +81,8 @@ class Telemetry:
     ) -> None:
         """Configure logging for the process and open the monitor. Raises SettingsError, OSError."""
         self.log = configure_log(settings, service, stream)
+        # A gauge a counter, of the moment that it was made: nobody asks.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.health = Health()
         ProcessCollector(registry=self.registry)
