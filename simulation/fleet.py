@@ -24,9 +24,10 @@ import msgspec
 
 from services.agent import messages as m
 from services.agent import wire
-from services.agent.core import NEVER, AgentCore
+from services.agent.core import AgentCore
 from services.agent.fencing import Now
 from services.agent.link import LaunchGoneError, Link
+from services.agent.runs import NEVER
 from services.agent.table import AgentState, Ending
 from statemachines.values import DeviceSpec, Evidence, Inventory, RunId
 from tidemill.v1 import node_service_pb2 as pb
