@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
@@ -11,7 +11,15 @@ from confluent_kafka.admin import AdminClient
 from compose.local.stack import Stack
 from services.runtime import codec
 from services.runtime.adapters.kafka import KafkaEventLog, KafkaInputs
-from services.runtime.ports import DamagedError, EventLog, InputGapError, Outgoing, PortError
+from services.runtime.ports import (
+    DamagedError,
+    EventLog,
+    InputGapError,
+    InputRecord,
+    LogRecord,
+    Outgoing,
+    PortError,
+)
 from services.runtime.reader import Folded, LogReader
 from statemachines.cluster import FOLD_VERSION, Cluster
 from statemachines.entry import Recorded
@@ -274,6 +282,38 @@ def test_a_topic_that_is_not_there_says_how_to_make_it(cell: KafkaCell) -> None:
 def _topics(cell: KafkaCell) -> set[str]:
     prefix = f"{cell.settings.cell}."
     return {name.removeprefix(prefix) for name in cell.admin.list_topics(timeout=10).topics}
+
+
+@pytest.mark.parametrize("topic", ["log", "requests"])
+def test_bytes_that_rotted_on_the_brokers_disk_are_damage_and_never_passed_over(
+    broker: Stack, cell: KafkaCell, topic: str
+) -> None:
+    for value in (b"first", b"rotten" * 100, b"last"):
+        cell.write(topic, b"k", value)
+    broker.terminate("kafka-1")
+    (segment,) = (broker.folder("kafka-1") / "data" / f"{cell.name(topic)}-0").glob("*.log")
+    stored = segment.read_bytes()
+    segment.write_bytes(stored.replace(b"rotten" * 100, b"rotten" * 99 + b"Rotten"))
+    broker.start("kafka-1")
+    broker.wait_healthy()
+    log, inputs = cell.log(), cell.inputs()
+
+    def read(at: int) -> Sequence[LogRecord | InputRecord]:
+        if topic == "log":
+            return log.read(at, limit=9, timeout_s=5.0)
+        return inputs.read({(topic, 0): at}, limit=9, timeout_s=5.0)
+
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="not what was written"):
+            read_all_of(read)
+
+
+def read_all_of(read: Callable[[int], Sequence[LogRecord | InputRecord]]) -> None:
+    """Read until nothing comes."""
+    at = 0
+    while found := read(at):
+        assert b"Rotten" not in found[-1].value
+        at = found[-1].offset + 1
 
 
 # --- foreign records, sizes, lag
