@@ -15,6 +15,7 @@ import msgspec
 
 from services.agent import core as agent_core
 from services.agent import runs as agent_runs
+from services.agent.table import Phase
 from services.gateway import sessions, trainers
 from services.health import silence
 from services.scheduler import attempts, draft, fencing, phases, verdicts
@@ -22,6 +23,7 @@ from services.scheduler import trainers as leader_trainers
 from simulation.nodes import Host
 from statemachines import attempt as attempt_lifecycle
 from statemachines.cluster import Cluster
+from statemachines.values import JobId, NodeId
 
 Plant = Callable[["Planting"], None]
 
@@ -175,7 +177,7 @@ def _old_checkpoint(planting: Planting) -> None:
     """A save of an attempt that is over counts as one of the present attempt."""
 
     def current(draft_: Any, job: str, _number: int) -> Any:
-        return attempts.live(draft_.cluster, leader_trainers.JobId(job))
+        return attempts.live(draft_.cluster, JobId(job))
 
     planting.replace(leader_trainers, "_current", lambda _: current)
     planting.replace(trainers.Trainers, "_current", lambda _: lambda _self, _caller: None)
@@ -244,7 +246,7 @@ def _old_verdict(planting: Planting) -> None:
     """A verdict counts whatever incarnation it is about."""
 
     def known(draft_: Any, name: str, _incarnation: int) -> Any:
-        return draft_.cluster.nodes.get(verdicts.NodeId(name))
+        return draft_.cluster.nodes.get(NodeId(name))
 
     planting.replace(verdicts, "_known", lambda _: known)
 
@@ -319,7 +321,7 @@ def _double_start(planting: Planting) -> None:
         self.unadopted.discard(entry.run)
         self._stirred = True
         if alive:
-            self._put(msgspec.structs.replace(entry, phase=agent_runs.Phase.PENDING))
+            self._put(msgspec.structs.replace(entry, phase=Phase.PENDING))
 
     planting.replace(agent_runs.Runs, "_adopt", lambda _: wrong)
 

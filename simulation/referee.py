@@ -7,7 +7,6 @@ Never changes anything.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -39,11 +38,10 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A save that was acknowledged: its report lies before `end` of its partition."""
+    """A save that was acknowledged: its report lies before the `ends` of the partitions of reports."""
 
     step: int
-    partition: int
-    end: int
+    ends: tuple[int, ...]
 
 
 class Referee:
@@ -112,9 +110,9 @@ class Referee:
 
     def _acknowledged(self, job: str, attempt: int, step: int) -> None:
         """A trainer was told that its save is durable."""
-        partition = zlib.crc32(job.encode()) % PARTITIONS["reports"]
-        end = len(self._broker.records.get(("reports", partition), ()))
-        self._promises[job, attempt] = Promise(step, partition, end)
+        records = self._broker.records
+        ends = [len(records.get(("reports", each), ())) for each in range(PARTITIONS["reports"])]
+        self._promises[job, attempt] = Promise(step, tuple(ends))
 
     def _hold_against_world(self, recorded: Recorded, entry: Entry) -> None:
         match recorded.fact:
@@ -139,9 +137,12 @@ class Referee:
         promise = self._promises.get((job, attempt))
         if promise is None:
             return
-        decided = self.cluster.positions.get(("reports", promise.partition), 0)
+        positions = self.cluster.positions
+        decided = all(
+            positions.get(("reports", each), 0) >= end for each, end in enumerate(promise.ends)
+        )
         durable = self.cluster.jobs[JobId(job)].durable_step
-        if promise.end <= decided and durable < promise.step:
+        if decided and durable < promise.step:
             self.broken.append(
                 f"E: attempt {attempt} of job {job} was told that step {promise.step} is durable; when entry "
                 f"{entry.offset} ends it, the job counts on step {durable}"

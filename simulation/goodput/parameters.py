@@ -24,7 +24,9 @@ class Channel(StrEnum):
     CRASH = "crash"  # The program ends with an error; no node is at fault.
     HANG = "hang"  # Alive, no event, no step.
     SLOW = "slow"  # Steps come, but slowly; the trainer notices.
-    CORRUPT = "corrupt"  # Steps come and are worthless (NaN, silent corruption); the trainer notices.
+    CORRUPT = (
+        "corrupt"  # Steps come and are worthless (NaN, silent corruption); the trainer notices.
+    )
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -115,6 +117,9 @@ class Repair(msgspec.Struct, frozen=True):
     unfixed: float = 0.25  # come back as they went [S,A]
 
 
+STOP_S: Final = 5.0  # [A]
+
+
 class World(msgspec.Struct, frozen=True):
     """A fleet and what happens to it."""
 
@@ -140,11 +145,13 @@ class World(msgspec.Struct, frozen=True):
     transient: float = 0.25  # gone when tried again [S,A]
     again: float = 0.70  # a bad node that is used again fails the job ... [S,A]
     again_within_s: float = 1_800.0  # [S,A]
-    job_failures: float = 0.0  # of the program per node-day: 15e-3 in a research mix, 0 in mature pre-training [D,A]
+    job_failures: float = (
+        0.0  # of the program per node-day: 15e-3 in a research mix, 0 in mature pre-training [D,A]
+    )
     repair: Repair = Repair()
     save_s: float = 5.0  # the trainer stands still for it [A: the bars' d]
     first_save_s: float = 300.0  # until a save has been measured, and so advice given [A]
-    stop_s: float = 5.0  # from the order until every member is gone [A]
+    stop_s: float = STOP_S  # from the order until every member is gone [A]
     grace_s: float = 30.0  # the same when it hangs: killed after the default grace [P: our policy]
     start_s: float = 5.0  # until all processes exist; inside the restart [A]
     restart: Lognormal = Lognormal(100.0, 0.0)  # from placement to the first new step
@@ -152,6 +159,7 @@ class World(msgspec.Struct, frozen=True):
     human: float = 0.0  # of restarts take a person ... [A]
     human_sigma: float = 2.2  # ... and this sigma [D, OLMo Hybrid: median 222 s, mean 2334 s]
     human_median_s: float = 222.0  # also of releasing a held job [S]
+    step_s: float = 10.0  # a step of training [A]
     hang_after_s: float = 100.0  # asked for by the job [P, torchtitan after step 1]
     small_nodes: int = 8  # of each smaller job [A]
     network: Network | None = None
@@ -166,8 +174,8 @@ SCHEDULER_SHARE_S: Final = 15.0
 
 
 def planning_world(nodes: int, train_nodes: int, days: float) -> World:
-    """d = 5 s, R = 120 s, 3.8 per 1,000 node-days, half of the hardware's on lemons that nobody quarantines."""
-    own_s = PLANNED_RESTART_S - SCHEDULER_SHARE_S - World.__struct_defaults__[_STOP]
+    """D = 5 s, R = 120 s, 3.8 per 1,000 node-days, half of the hardware's on lemons that nobody quarantines."""
+    own_s = PLANNED_RESTART_S - SCHEDULER_SHARE_S - STOP_S
     return World(nodes, train_nodes, days, restart=Lognormal(own_s, 0.0))
 
 
@@ -178,7 +186,3 @@ def field_world(nodes: int, train_nodes: int, days: float, *, incident_days: flo
         restart=Lognormal(222.0, 1.2), human=0.05,
     )  # fmt: skip
 
-
-_STOP: Final = World.__struct_fields__.index("stop_s") - (
-    len(World.__struct_fields__) - len(World.__struct_defaults__)
-)

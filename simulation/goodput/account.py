@@ -1,0 +1,83 @@
+"""Where the time of a job went: each millisecond of it under one word. Only adds up; what is lost is moved, not made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum, unique
+
+import msgspec
+
+
+@unique
+class Phase(StrEnum):
+    """What a job does now."""
+
+    QUEUEING = "queueing"
+    RESTART = "restart"  # Stopping, starting, loading, until the first new step.
+    RUN = "run"
+    CHECKPOINT = "checkpoint"
+    DETECTION = "detection"  # It makes no progress, and nobody knows.
+    HELD = "held"
+
+
+class Account:
+    """Milliseconds of one job by what they went to; `useful` is progress that still stands."""
+
+    def __init__(self, phase: Phase = Phase.QUEUEING) -> None:
+        self.phase = phase
+        self.speed = 1.0
+        self.useful_ms = 0
+        self.lost_ms: Counter[str] = Counter()
+        self._since_ms = 0
+        self._sake = ""
+
+    def spend(self, now_ms: int) -> None:
+        """Book the time since the last call under the present phase."""
+        spent_ms, self._since_ms = now_ms - self._since_ms, now_ms
+        assert spent_ms >= 0, "time goes forward"
+        if self.phase is Phase.RUN:
+            useful_ms = round(spent_ms * self.speed)
+            self.useful_ms += useful_ms
+            self.lost_ms["straggler"] += spent_ms - useful_ms
+        elif self.phase is Phase.CHECKPOINT:
+            self.lost_ms["checkpoint"] += spent_ms
+        else:
+            self.lost_ms[self._sake or self.phase] += spent_ms
+
+    def enter(self, now_ms: int, phase: Phase) -> None:
+        """What it does from now on."""
+        self.spend(now_ms)
+        self.phase = phase
+        if phase is Phase.RUN:
+            self._sake = ""
+
+    def interrupt_for(self, sake: str) -> None:
+        """Until it runs again, what it loses is lost for the sake of this."""
+        self._sake = sake
+
+    def fall_back(self, to_ms: int) -> None:
+        """It goes on from here: later progress was for nothing."""
+        assert to_ms <= self.useful_ms, "nobody goes on from where it has not been"
+        self.lost_ms[self._sake or "rollback"] += self.useful_ms - to_ms
+        self.useful_ms = to_ms
+
+    @property
+    def total_ms(self) -> int:
+        """All that was booked."""
+        return self.useful_ms + sum(self.lost_ms.values())
+
+
+class JobResult(msgspec.Struct, frozen=True):
+    """One job at the end. Hours are GPU-hours."""
+
+    job: str
+    nodes: int
+    gpu_hours: float
+    useful_gpu_hours: float
+    lost_gpu_hours: dict[str, float]
+    attempts: int
+
+    @property
+    def ettr(self) -> float:
+        """Productive share of the time; a straggler's slowness counts as time well spent, as in the literature."""
+        return (self.useful_gpu_hours + self.lost_gpu_hours.get("straggler", 0.0)) / self.gpu_hours
