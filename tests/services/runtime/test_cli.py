@@ -108,6 +108,20 @@ def test_every_exit_code_is_documented_with_what_to_do() -> None:
     ]
 
 
+def test_operations_has_a_runbook_for_every_exit_code_and_alarms_on_metrics_that_exist() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    page = (docs / "operations.md").read_text()
+    runbooks = re.findall(r"^### (\d+) (\w+)$", page, re.MULTILINE)
+    assert [(int(code), name) for code, name in runbooks] == [(c.value, c.name) for c in ExitCode]
+    alarmed = set(re.findall(r"tidemill_\w+", page))
+    known = set(re.findall(r"`(tidemill_\w+)`", (docs / "reference" / "metrics.md").read_text()))
+    assert len(alarmed) > 10
+    assert alarmed <= known
+    finals = re.search(r"RestartPreventExitStatus=([\d ]+)", page)
+    assert finals is not None
+    assert {int(code) for code in finals[1].split()} == set(FINAL)
+
+
 def test_the_command_line_loads_nothing_heavy() -> None:
     heavy = ["grpc", "google.protobuf", "msgspec", "structlog", "numpy", "sqlite3", "asyncio"]
     code = (
