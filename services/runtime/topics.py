@@ -57,6 +57,7 @@ BLOBS: Final = _declared(topics_pb2.TOPIC_BLOBS)
 SNAPSHOTS: Final = _declared(topics_pb2.TOPIC_SNAPSHOTS)
 FACTS: Final = _declared(topics_pb2.TOPIC_FACTS)
 PARKED: Final = _declared(topics_pb2.TOPIC_PARKED)
+OUTSIDE: Final = _declared(topics_pb2.TOPIC_OUTSIDE)
 
 # By suffix, in the order declared.
 TOPICS: Final[Mapping[str, Topic]] = MappingProxyType(

@@ -208,7 +208,9 @@ class Progress(_message.Message):
     phase: _builtins.str
     """"setup", "train", "eval", "save", "load"."""
     token: _builtins.str
-    """Binds the record to (job, attempt) when it does not come through a gateway."""
+    """Proof that whoever wrote the record holds the token of (job, attempt): "tmp." and the hex HMAC-SHA256, keyed with that
+    token, over "progress", job, attempt, rank, step, at_ms, step_us and phase, joined by NUL. The token itself in a call.
+    """
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Of the newest step, as the trainer named them: loss, learning rate."""

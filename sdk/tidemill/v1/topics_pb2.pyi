@@ -76,6 +76,7 @@ class _TopicEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Topic.ValueType
     TOPIC_SNAPSHOTS: _Topic.ValueType  # 9
     TOPIC_FACTS: _Topic.ValueType  # 10
     TOPIC_PARKED: _Topic.ValueType  # 11
+    TOPIC_OUTSIDE: _Topic.ValueType  # 12
 
 class Topic(_Topic, metaclass=_TopicEnumTypeWrapper): ...
 
@@ -92,6 +93,7 @@ TOPIC_BLOBS: Topic.ValueType  # 8
 TOPIC_SNAPSHOTS: Topic.ValueType  # 9
 TOPIC_FACTS: Topic.ValueType  # 10
 TOPIC_PARKED: Topic.ValueType  # 11
+TOPIC_OUTSIDE: Topic.ValueType  # 12
 Global___Topic: _TypeAlias = Topic  # noqa: Y015
 
 @_typing.final
