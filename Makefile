@@ -76,8 +76,9 @@ format: $(READY) ## Rewrite Python files in the one format
 	$(BIN)/ruff format .
 
 .PHONY: proto
-proto: $(READY) ## Generate sdk/tidemill/v1 from protos/
+proto: $(READY) ## Generate sdk/tidemill/v1 and the page of facts from protos/
 	$(BIN)/python -m tools.protos generate
+	$(BIN)/python -m tools.facts_reference > docs/reference/facts.md
 
 .PHONY: proto-baseline
 proto-baseline: $(READY) ## At a release: make today's protos what later ones must not break

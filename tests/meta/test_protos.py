@@ -11,9 +11,14 @@ from protovalidate import Validator
 from protovalidate._gen.buf.validate import validate_pb
 
 from tidemill.v1 import requests_pb2
-from tools import protos
+from tools import facts_reference, protos
 
+FACTS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "facts.md"
 RULES_SCHEMA = "buf/validate/validate.proto"
+
+
+def test_the_page_of_facts_is_fresh() -> None:
+    assert FACTS_PAGE.read_text() == facts_reference.page(), "run `make proto` and commit it"
 
 
 def rules_of(message: requests_pb2.Request) -> dict[str, str]:
