@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
-import time
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from compose.local.stack import Condition, Stack, StackError
 from services.demo.hosts import Host
-from services.demo.story import Failed, OwnFold
+from services.demo.story import TRAINER, Failed, OwnFold
 from services.demo.timeline import Timeline
-from services.demo.trial import fold_of, host_of
+from services.demo.trial import fold_of, go_on_without, host_of
+from services.runtime.tokens import ADMIN_TOKEN_FILE
 from services.runtime.trial import TrialError
 from services.runtime.trial_kafka import KafkaTrialCell
-from tidemill import Client, job_request
+from tidemill import Client
 
 STACK = Path("out") / "stack"
 
@@ -45,6 +47,11 @@ def running_stack(folder: Path, timeline: Timeline) -> Iterator[Stack]:
 class DistributedCell(KafkaTrialCell):
     """Two schedulers elected by etcd, health, two gateways; hosts use one gateway or the other."""
 
+    python = sys.executable
+    python_path = os.environ.get("PYTHONPATH", "")
+    doors = 2
+    trainer = str(TRAINER)
+
     def __init__(self, stack: Stack) -> None:
         super().__init__("demo", kafka=stack.layout.bootstrap, etcd=stack.layout.endpoints)
         self._stack = stack
@@ -52,15 +59,23 @@ class DistributedCell(KafkaTrialCell):
     def start(self) -> None:
         """With its second gateway."""
         super().start()
-        self._gateways = itertools.cycle((self.address, self.second_gateway()))
+        self._addresses = (self.address, self.second_gateway())
+        self._next = itertools.cycle(self._addresses)
+
+    def client(self, door: int = 0) -> Client:
+        """Another connection to it, through one of its gateways."""
+        if door == 0:
+            return super().client()
+        token = (self.directory / ADMIN_TOKEN_FILE).read_text(encoding="ascii").strip()
+        return Client(self._addresses[door], token=token, deadline_s=60.0)
 
     def host(self, name: str) -> Host:
         """One more host of it, at the next gateway."""
-        return host_of(self, name, next(self._gateways))
+        return host_of(self, name, next(self._next))
 
     def own_fold(self, offset: int) -> OwnFold:
         """Folded in this process, read from the brokers, up to that offset."""
-        return fold_of(self, offset)
+        return fold_of(self.settings, offset)
 
     # --- what else dies
 
@@ -78,24 +93,8 @@ class DistributedCell(KafkaTrialCell):
         timeline.add("good", "the broker and the etcd member are back and in sync")
 
     def _kill(self, member: str, what: str, timeline: Timeline) -> None:
-        timeline.add("fault", f"kill -9 of {member}, {what}")
-        self._stack.kill(member)
-        began = time.monotonic()
         with self.client() as client:
-            job = _small(client, f"without-{member}")
-        took_s = time.monotonic() - began
-        timeline.add(
-            "good", f"without {member} job {job} was decided, ran and ended in {took_s:.1f} s"
-        )
-
-
-def _small(client: Client, name: str) -> str:
-    """Submit a job and see it through; its id."""
-    job = client.submit(job_request({"name": name, "cpu": 1, "command": ["true"]})).job
-    view = client.wait(job, timeout_s=60)
-    if view.state != "succeeded":
-        raise Failed(f"job {job} ({name}) {view.state}: {view.reason.message}")
-    return job
+            go_on_without(client, timeline, member, what, kill=lambda: self._stack.kill(member))
 
 
 def etcd_leader(stack: Stack) -> str:

@@ -6,7 +6,8 @@ import argparse
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +26,13 @@ _OUT: Final = Path("out")
 def main(argv: Sequence[str]) -> int:
     """Run the demo; 0 when all that must hold did."""
     asked = _parser().parse_args(argv)
-    distributed: bool = asked.distributed
-    out: Path = asked.file or _OUT / ("demo-distributed.json" if distributed else "demo.json")
+    name, cell = _CELLS[asked.on]
+    out: Path = asked.file or _OUT / f"{name}.json"
     signal.signal(signal.SIGTERM, _interrupt)
     timeline = Timeline()
     story: Story | None = None
     try:
-        with _on_kafka(timeline) if distributed else _embedded(timeline) as story:
+        with cell(timeline) as story:
             story.run()
         story.result.ok = True
     except (Failed, TrialError, TidemillError) as error:
@@ -60,8 +61,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tidemilld demo", description=__doc__)
     parser.add_argument(
         "--distributed",
-        action="store_true",
+        dest="on",
+        action="store_const",
+        const="kafka",
+        default="embedded",
         help="on real Kafka and etcd; see docs/how-to/local-stack.md",
+    )
+    parser.add_argument(
+        "--containers",
+        dest="on",
+        action="store_const",
+        const="containers",
+        help="on the stack of compose/compose.yml, which runs; see docs/how-to/containers.md",
     )
     parser.add_argument(
         "file",
@@ -91,5 +102,23 @@ def _on_kafka(timeline: Timeline) -> Iterator[Story]:
                 yield story
 
 
+@contextlib.contextmanager
+def _in_containers(timeline: Timeline) -> Iterator[Story]:
+    from services.demo.containers import ContainerCell
+
+    timeline.add("act", "use the containers: Kafka, etcd, schedulers and health, gateways, hosts")
+    cell = ContainerCell()
+    also = (cell.kill_broker, cell.kill_etcd_member, cell.heal)
+    with contextlib.closing(Story(cell, timeline, also, step_delay_s=0.1)) as story:
+        yield story
+
+
 def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
+
+
+_CELLS: Final[Mapping[str, tuple[str, Callable[[Timeline], AbstractContextManager[Story]]]]] = {
+    "embedded": ("demo", _embedded),
+    "kafka": ("demo-distributed", _on_kafka),
+    "containers": ("demo-containers", _in_containers),
+}

@@ -6,9 +6,8 @@ middle; it must resume elsewhere from its last durable checkpoint and end with t
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from services.demo.hosts import Host
 from services.demo.picture import Picture
 from services.demo.timeline import Follower, Timeline
 from statemachines.facts import Fact
 from tidemill import Client, TidemillError, job_request
+from tidemill.errors import UnavailableError
 from tidemill.v1 import log_service_pb2, views_pb2
 
 STEPS: Final = 400
@@ -31,26 +30,40 @@ NODES: Final = ("node-a", "node-b", "node-c", "node-d")
 _WAIT_S: Final = 120.0
 _HERE: Final = Path(__file__).resolve().parent
 # A wheel carries the example beside this file; a checkout has it where people look for examples.
-_TRAINER: Final = next(
+TRAINER: Final = next(
     filter(
         Path.is_file, (_HERE / "train_numpy.py", _HERE.parents[1] / "examples" / "train_numpy.py")
     )
 )
 
 
+class Mortal(Protocol):
+    """A host that can be made to die."""
+
+    def die(self) -> int:
+        """SIGKILL to all of it; how many processes that were."""
+
+    def end(self) -> None:
+        """End it in good order."""
+
+
 class Cell(Protocol):
     """The cell that the demo runs on."""
 
-    directory: Path
+    # The interpreter, where it finds packages, and the example trainer, as its hosts see them.
+    python: str
+    python_path: str
+    trainer: str
+    doors: int
 
-    def client(self) -> Client:
-        """Another connection to it."""
+    def client(self, door: int = 0) -> Client:
+        """Another connection to it, through one of its gateways."""
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> Mortal:
         """One more host of it."""
 
-    def kill_leader(self, client: Client) -> int:
-        """SIGKILL to the process that leads; its id."""
+    def kill_leader(self, client: Client) -> object:
+        """SIGKILL to the process that leads; what names it."""
 
     def own_fold(self, offset: int) -> OwnFold:
         """A fold of our own over the stored log, up to that offset."""
@@ -105,7 +118,7 @@ class Story:
         self._timeline = timeline
         self._also = also
         self._step_delay_s = step_delay_s
-        self._hosts: dict[str, Host] = {}
+        self._hosts: dict[str, Mortal] = {}
         self._names: dict[str, str] = {}
         self._faults: list[tuple[int, str]] = []
         self.picture = ""
@@ -123,7 +136,7 @@ class Story:
                 for breaks in self._also:
                     breaks(self._timeline)
                 self._wait_for_ends(client, (alone, main, *small))
-                self._compare(client, alone, main)
+                self._compare(alone, main)
                 self._explain(client, main)
                 self._verify(client)
             finally:
@@ -161,7 +174,7 @@ class Story:
                 {
                     "name": f"small-{i}",
                     "cpu": 1,
-                    "command": [sys.executable, "-c", f"print('small {i}')"],
+                    "command": [self._cell.python, "-c", f"print('small {i}')"],
                 }
             )
             small.append(client.submit(job).job)
@@ -169,7 +182,7 @@ class Story:
 
     def _train(self, client: Client, follower: Follower, name: str, *, delay_s: float) -> str:
         command = [
-            sys.executable, str(_TRAINER), "--steps", str(STEPS), "--save-every", str(SAVE_EVERY),
+            self._cell.python, self._cell.trainer, "--steps", str(STEPS), "--save-every", str(SAVE_EVERY),
             "--step-delay", str(delay_s),
         ]  # fmt: skip
         job = job_request(
@@ -182,7 +195,7 @@ class Story:
                 "command": command,
                 "env": {
                     "OPENBLAS_NUM_THREADS": "1",
-                    "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+                    "PYTHONPATH": self._cell.python_path,
                 },
             }
         )
@@ -229,8 +242,8 @@ class Story:
         before = client.cell()
         began = time.monotonic()
         self._faults.append((_wall_ms(), "kill -9 leader"))
-        pid = self._cell.kill_leader(client)
-        self._tell("fault", f"kill -9 of the leader (process {pid}, term {before.term})")
+        killed = self._cell.kill_leader(client)
+        self._tell("fault", f"kill -9 of the leader (process {killed}, term {before.term})")
         _until("another leader", lambda: client.cell().term > before.term)
         self.result.failover_seconds = round(time.monotonic() - began, 3)
         after = client.cell()
@@ -246,8 +259,8 @@ class Story:
                 raise Failed(f"job {job} ({view.spec.name}) {view.state}: {view.reason.message}")
         self._tell("good", "every job has succeeded")
 
-    def _compare(self, client: Client, alone: str, main: str) -> None:
-        expected, got = (_weights(client, job) for job in (alone, main))
+    def _compare(self, alone: str, main: str) -> None:
+        expected, got = (self._weights(job) for job in (alone, main))
         self.result.weights_equal = expected == got
         self._tell(
             "good" if expected == got else "bad",
@@ -255,6 +268,13 @@ class Story:
         )
         if expected != got:
             raise Failed("the interrupted training did not end with the undisturbed one's weights")
+
+    def _weights(self, job: str) -> str:
+        """Digest of the final weights, as rank 0 printed it: at the gateway that its host is attached to."""
+        for door in range(self._cell.doors):
+            with self._cell.client(door) as client, contextlib.suppress(UnavailableError):
+                return _weights(b"".join(chunk.data for chunk in client.logs(job, rank=0)))
+        raise Failed(f"no gateway has the output of job {job}")
 
     def _explain(self, client: Client, job: str) -> None:
         self._tell("act", f"tidemill why {job}")
@@ -319,12 +339,11 @@ def _at_one_offset(client: Client) -> log_service_pb2.ReplayLogResponse:
     raise Failed("the log kept growing: no replay ended where the live fold was")
 
 
-def _weights(client: Client, job: str) -> str:
-    """Digest of the final weights, as rank 0 printed it."""
-    text = b"".join(chunk.data for chunk in client.logs(job, rank=0)).decode()
-    found = [line for line in text.splitlines() if line.startswith("{")]
+def _weights(output: bytes) -> str:
+    """Of the one line of JSON in it."""
+    found = [line for line in output.decode().splitlines() if line.startswith("{")]
     if not found:
-        raise Failed(f"job {job} printed no result; its output ends with {text[-300:]!r}")
+        raise Failed(f"a training printed no result; its output ends with {output[-300:]!r}")
     digest = json.loads(found[-1])["weights_sha256"]
     assert isinstance(digest, str), "the trainer prints text"
     return digest

@@ -19,12 +19,13 @@ F = TypeVar("F")
 
 
 class Audit:
-    """A reader of its own. `facts` are those of accepted entries, in order."""
+    """A reader of its own. `facts` and `terms` are those of accepted entries, in order."""
 
     def __init__(self, cell: TrialCell) -> None:
         self.cluster = Cluster(cell.name)
         self.broken: list[str] = []
         self.facts: list[Fact] = []
+        self.terms: list[int] = []
         watcher = Watcher()
         with contextlib.ExitStack() as closing:
             opened = open_cell(cell.settings)
@@ -36,6 +37,7 @@ class Audit:
                     entry = codec.decode_entry(record.offset, record.value)
                     if not self.cluster.void_reason(entry):
                         self.facts += [recorded.fact for recorded in entry.facts]
+                        self.terms.append(entry.term)
                     self.broken += watcher.fold(self.cluster, entry)
         self.broken += invariants.violations(self.cluster)
 
