@@ -180,7 +180,11 @@ def _old_checkpoint(planting: Planting) -> None:
         return attempts.live(draft_.cluster, JobId(job))
 
     planting.replace(leader_trainers, "_current", lambda _: current)
-    planting.replace(trainers.Trainers, "_current", lambda _: lambda _self, _caller: None)
+    planting.replace(
+        trainers.Trainers,
+        "_current",
+        lambda _: lambda self, caller: self._cluster.jobs.get(caller.attempt[0]),
+    )
 
 
 def _margin_ignored(planting: Planting) -> None:
@@ -356,12 +360,12 @@ BUGS: Final[tuple[Bug, ...]] = (
     Bug("old-checkpoint", "a save of an old attempt is accepted", _old_checkpoint, scenario="partition"),
     Bug("fence-margin-ignored", "the leader does not wait longer than the agent", _margin_ignored),
     Bug("restart-over-living", "a job restarts though its old runs may live", _double_requeue),
-    Bug("stale-snapshot", "a snapshot is one entry older than it says", _stale_snapshot),
+    Bug("stale-snapshot", "a snapshot is one entry older than it says", _stale_snapshot, seed=3),
     Bug("breaker-off", "mass silence loses every silent node", _breaker_off, scenario="rack"),
     Bug("old-verdict", "a verdict on an old incarnation strikes the new one", _old_verdict, scenario="late-verdicts"),
     Bug("ack-before-durable", "a save is acknowledged before it is stored", _ack_before_durable),
     Bug("beat-ack-of-lost", "a lost node is told that it is well", _beat_ack_of_lost),
-    Bug("fsync-skipped", "the agent's state is not on disk when it says so", _fsync_skipped, scenario="agent-restarts"),
+    Bug("fsync-skipped", "the agent's state is not on disk when it says so", _fsync_skipped, seed=2, scenario="agent-restarts"),
     Bug("stale-set", "an older desired set is followed", _stale_set),
     Bug("double-start", "an adopted run is started again", _double_start),
     Bug("lost-spool", "the end of a run is not kept until it is acknowledged", _lost_spool),

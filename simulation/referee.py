@@ -159,11 +159,10 @@ class Referee:
         self.events.append(Event(self._kernel.now_ms, kind, subject, detail))
 
     def _witness(self, fact: Fact) -> None:
-        kind = type(fact).__name__
-        self.count(kind)
-        subject = _SUBJECTS.get(kind)
-        if subject is not None:
-            self.note(kind, str(getattr(fact, subject)), _detail(fact))
+        self.count(type(fact).__name__)
+        event = event_of(fact, self._kernel.now_ms)
+        if event is not None:
+            self.events.append(event)
         match fact:
             case facts.AttemptEnded(cause=cause):
                 self.count(f"attempt ended: {cause.value}")
@@ -191,6 +190,15 @@ _SUBJECTS: Final[Mapping[str, str]] = {
     "BreakerOpened": "incident", "BreakerClosed": "incident", "InputParked": "topic", "InputGapAccepted": "topic",
     "CheckpointCondemned": "job", "RunEnded": "run",
 }  # fmt: skip
+
+
+def event_of(fact: Fact, at_ms: int) -> Event | None:
+    """What the timeline says of a fact; None for what it leaves out."""
+    kind = type(fact).__name__
+    subject = _SUBJECTS.get(kind)
+    return (
+        None if subject is None else Event(at_ms, kind, str(getattr(fact, subject)), _detail(fact))
+    )
 
 
 def _detail(fact: Fact) -> str:

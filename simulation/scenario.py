@@ -101,7 +101,7 @@ class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a history is made of. `live`: can also be played on real processes, as which scenario there."""
+    """What a history is made of. `live`: can also be played on real processes."""
 
     summary: str
     shape: Shape = Shape()
@@ -112,7 +112,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drawn: Drawn | None = None
     check: tuple[Check, ...] = ()
     accepts_gaps: bool = True
-    live: str = ""
+    live: bool = False
 
 
 class Setup(msgspec.Struct, frozen=True):
