@@ -1,6 +1,7 @@
 """The repository's own promises: documented commands, files that say what they own, pure layers."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -40,9 +41,14 @@ def code_in(document: Path) -> str:
     return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.DOTALL))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def test_every_python_file_opens_with_what_it_owns() -> None:
     files = committed("*.py")
-    silent = [path for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [path for path in files if not ast.get_docstring(parsed(path))]
     assert (len(files) > 10, [str(path.relative_to(ROOT)) for path in silent]) == (True, [])
 
 
@@ -53,7 +59,7 @@ def test_no_file_and_no_function_outgrows_a_reader() -> None:
         text, name = path.read_text(), str(path.relative_to(ROOT))
         if (lines := text.count("\n")) > FILE_LINES:
             long[name] = lines
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 if (lines := node.end_lineno - node.lineno + 1) > FUNCTION_LINES:
@@ -113,7 +119,7 @@ def test_the_core_imports_only_the_standard_library_and_what_it_is_allowed(layer
     foreign = {
         f"{path.relative_to(ROOT)}: {module}"
         for path in committed(f"{layer}/**.py", f"{layer}/*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         for module in imported_by(node)
         if module.split(".", 1)[0] not in allowed
     }
