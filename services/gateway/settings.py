@@ -44,6 +44,13 @@ class GatewaySettings(CellSettings, frozen=True, kw_only=True):
             description="Serve others than this machine without TLS: only where something else encrypts"
         ),
     ] = False
+    outside_accounts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Service accounts whose signed submissions in <cell>.outside are taken, comma-separated; "
+            "empty: none is read"
+        ),
+    ] = ()
     drain_s: Annotated[
         float, Meta(ge=0, description="Time that calls have to end after SIGTERM, in seconds")
     ] = 10.0

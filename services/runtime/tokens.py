@@ -32,6 +32,7 @@ NODE_TOKEN_FILE: Final = "node.token"  # noqa: S105 - a file name
 _PRINCIPAL: Final = re.compile(r"[a-z]+:[A-Za-z0-9._@-]{1,56}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _JOB_TOKEN: Final = "tmj"  # noqa: S105 - what such tokens begin with
+_ACCOUNT_KEY: Final = "tma"
 
 
 @unique
@@ -115,6 +116,20 @@ def check_job_token(key: bytes, token: str) -> tuple[str, int] | None:
     job, attempt = words[1], int(words[2])
     honest = hmac.compare_digest(token.encode(), job_token(key, job, attempt).encode())
     return (job, attempt) if honest else None
+
+
+# --- keys of accounts that write to topics by themselves
+
+
+def account_key(key: bytes, principal: str) -> str:
+    """The key with which a service account signs what it writes by itself; opaque to everyone but a gateway.
+
+    Raises TokensError for a name that no tokens file could hold.
+    """
+    if not _PRINCIPAL.fullmatch(principal):
+        raise TokensError(f"principal {principal!r} is not like `service:ci`")
+    proof = hmac.digest(key, f"account\0{principal}".encode(), "sha256").hex()
+    return f"{_ACCOUNT_KEY}.{principal}.{proof}"
 
 
 # --- files of a cell

@@ -18,6 +18,7 @@ from typing import Any, Final
 import faust
 from faust.assignor.client_assignment import ClientAssignment
 from faust.assignor.partition_assignor import PartitionAssignor
+from faust.transport.drivers import aiokafka as driver
 from faust.types.auth import SASLMechanism
 
 from services.runtime import topics
@@ -36,6 +37,8 @@ _SLOW_S: Final = 30.0
 # Records that wait in memory, each up to 100 KB.
 _BUFFER: Final = 256
 _STOP_S: Final = 10.0
+# While a fetch waits at a broker for partitions without records, those of the others there wait too.
+_FETCH_WAIT_MS: Final = 50
 
 
 class OneActiveMember(PartitionAssignor):
@@ -59,6 +62,25 @@ class OneActiveMember(PartitionAssignor):
         return self._protocol_assignments(assignments, {}, {}, {})
 
 
+class _Thread(driver.AIOKafkaConsumerThread):
+    """Faust lets a fetch wait for 1.5 s, and has no setting for it."""
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer: Any = super()._create_worker_consumer(transport)
+        assert hasattr(consumer, "_fetch_max_wait_ms"), "aiokafka renamed it: look for its new name"
+        consumer._fetch_max_wait_ms = _FETCH_WAIT_MS  # noqa: SLF001 - read when it starts
+        return consumer
+
+
+class _Consumer(driver.Consumer):
+    def _new_consumer_thread(self) -> Any:
+        return _Thread(self, loop=self.loop, beacon=self.beacon)
+
+
+class _Transport(driver.Transport):
+    Consumer = _Consumer  # type: ignore[mutable-override]
+
+
 class FaustStreams:
     """A member of the group `group`."""
 
@@ -71,6 +93,7 @@ class FaustStreams:
         """Until cancelled."""
         scratch = Path(tempfile.mkdtemp(prefix="tidemill-faust-"))  # Faust insists on a directory.
         app = self._app(scratch)
+        app.transport = _Transport(app.conf.broker_consumer, app)
         self._listen(app, topics, handler)
         try:
             try:
