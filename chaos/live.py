@@ -33,6 +33,7 @@ from statemachines.job import ENDED
 from statemachines.watcher import Watcher
 from tidemill import Client, TidemillError
 from tidemill.jobfile import job_request
+from tidemill.v1 import job_service_pb2
 
 STACKS: Final = ("embedded",)
 _END_WITHIN_S: Final = 180.0
@@ -211,7 +212,7 @@ def _start(cell: LiveCell, scenario: Scenario) -> dict[str, str]:
         }
 
 
-def _request(work: Work, number: int) -> object:
+def _request(work: Work, number: int) -> job_service_pb2.SubmitJobRequest:
     program = (
         sys.executable, "-m", "chaos.trainer", "--steps", str(work.steps), "--step-ms", str(work.step_ms),
         "--save-every", str(work.save_every),
