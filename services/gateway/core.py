@@ -74,7 +74,13 @@ class GatewayCore:
             published=self.sessions.beats_published,
         )
         self.agents = Agents(self.sessions, self.effects, beats, cluster, gateway=name)
-        self.trainers = Trainers(cluster, self.effects, self.progress, gateway=name)
+        self.trainers = Trainers(
+            cluster,
+            self.effects,
+            self.progress,
+            gateway=name,
+            token_of=partial(job_token, cell_key),
+        )
         self.watchers = Watchers(cluster)
         self.reads = Reads(cluster, self.progress, version=version)
         self.trail = Trail(cluster)

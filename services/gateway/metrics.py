@@ -37,6 +37,17 @@ class Metrics:
             "tidemill_gateway_failed_writes", "Writes that failed.", registry=registry
         )
 
+        self._outside = Counter(
+            "tidemill_gateway_outside",
+            "Records of the outside topic, by what became of them.",
+            ["result"],
+            registry=registry,
+        )
+
+    def outside(self, result: str) -> None:
+        """A record of the outside topic was taken, or refused with a code."""
+        self._outside.labels(result).inc()
+
     def called(self, method: str, code: str) -> None:
         """A call ended; `method` is "/package.Service/Method"."""
         self._requests.labels(method.rpartition(".")[2], code).inc()

@@ -110,6 +110,8 @@ class Service:
             server = Server(driver, blobs, gate, lookback, credentials=self._credentials())
             driver.start()
             stack.push_async_callback(driver.stop)
+            if self._settings.outside_accounts:
+                self._read_outside(stack, driver, keys, metrics)
             port = await server.start(self._settings.listen)
             stack.push_async_callback(self._drain, driver, server)
             await self._say_ready(stack, driver, server, port)
@@ -164,6 +166,30 @@ class Service:
         )
         metrics.watch(driver)
         return driver
+
+    def _read_outside(
+        self, stack: AsyncExitStack, driver: Driver, keys: CellKeys, metrics: Metrics
+    ) -> None:
+        """Take what programs write to the outside topic by themselves, until the stack ends."""
+        from services.gateway.outside import Outside  # Few cells allow it.
+
+        def told(result: str, about: str) -> None:
+            metrics.outside(result)
+            say = self._log.info if result == "taken" else self._log.warning
+            say("outside_record", result=result, about=about)
+
+        inputs = stack.enter_context(closing(self._cell.inputs((topics.OUTSIDE.suffix,))))
+        outside = Outside(
+            driver, inputs, self._cell.clock, accounts=self._settings.outside_accounts, cell_key=keys.cell_key, told=told
+        )  # fmt: skip
+        reading = asyncio.create_task(outside.run())
+        reading.add_done_callback(self._outside_ended)
+        stack.callback(reading.cancel)
+
+    def _outside_ended(self, reading: asyncio.Task[None]) -> None:
+        error = None if reading.cancelled() else reading.exception()
+        if error is not None:
+            self._failed(error)
 
     def _credentials(self) -> grpc.ServerCredentials | None:
         settings = self._settings

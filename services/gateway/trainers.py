@@ -6,7 +6,7 @@ it at once; the leader refuses it in any case. Progress is telemetry; reports ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -27,6 +27,7 @@ from statemachines.checkpoint import CheckpointState
 from statemachines.cluster import Cluster
 from statemachines.job import ENDED, Job
 from statemachines.values import JobId
+from tidemill.kafka.records import progress_proof
 from tidemill.v1 import common_pb2
 from tidemill.v1 import training_service_pb2 as training
 
@@ -40,12 +41,19 @@ class Trainers:
     """TrainingService."""
 
     def __init__(
-        self, cluster: Cluster, effects: Effects, progress: ProgressTable, *, gateway: str
+        self,
+        cluster: Cluster,
+        effects: Effects,
+        progress: ProgressTable,
+        *,
+        gateway: str,
+        token_of: Callable[[str, int], str],
     ) -> None:
         self._cluster = cluster
         self._effects = effects
         self._progress = progress
         self._gateway = gateway
+        self._token_of = token_of
 
     def report_progress(
         self, call: int, caller: Caller, request: training.ReportProgressRequest, now: Now
@@ -58,7 +66,11 @@ class Trainers:
         records = []
         for progress in request.progress:
             self._progress.take(progress, now.wall_ms)
-            progress.token = ""  # It has done its duty, and is a secret.
+            # Its token is a secret and has done its duty; what is stored proves that it was shown, and when to us.
+            progress.at_ms = now.wall_ms
+            progress.token = progress_proof(
+                self._token_of(progress.job, progress.attempt), progress
+            )
             key = progress.job.encode()
             records.append(Outgoing(topics.PROGRESS.suffix, key, progress.SerializeToString()))
         self._publish(call, records, training.ReportProgressResponse())

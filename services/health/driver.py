@@ -13,6 +13,7 @@ from typing import Final
 from services.health.detector import Detector
 from services.health.judge import TOPICS, Judge, Ports, Watch
 from services.health.messages import Verdict
+from services.health.proofs import Proofs
 from services.health.rules import Rules
 from services.health.table import Table
 from services.runtime import topics
@@ -25,12 +26,20 @@ _PARTITIONS_EVERY_MS: Final = 60_000
 class Processor:
     """The health processor of a cell, reading by itself."""
 
-    def __init__(self, cell: str, ports: Ports, rules: Rules, table: Table, watch: Watch) -> None:
+    def __init__(
+        self,
+        cell: str,
+        ports: Ports,
+        rules: Rules,
+        table: Table,
+        watch: Watch,
+        proofs: Proofs | None = None,
+    ) -> None:
         """Fold the log and find the ends of telemetry. Raises PortError, codec.UnknownFactError."""
         self._inputs, self._clock, self._watch = ports.inputs, ports.clock, watch
         self._positions: dict[tuple[str, int], int] = {}
         self._partitions_ms = 0
-        self.judge = Judge(cell, ports, rules, table, watch)
+        self.judge = Judge(cell, ports, rules, table, watch, proofs)
         self._find_partitions(first=True)
         self.judge.begin(
             {

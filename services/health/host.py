@@ -16,6 +16,7 @@ from typing import Final
 from services.health.judge import TOPICS, Judge, Ports, Watch
 from services.health.messages import Verdict
 from services.health.metrics import Observer
+from services.health.proofs import Proofs
 from services.health.rules import Rules
 from services.health.table import Table
 from services.runtime import topics
@@ -33,12 +34,20 @@ class Host:
     """A StreamHandler around a judge. Its state belongs to the event loop, but for what a turn does in a thread."""
 
     def __init__(
-        self, cell: str, ports: Ports, rules: Rules, table: Table, watch: Watch, *, stalled_ms: int
+        self,
+        cell: str,
+        ports: Ports,
+        rules: Rules,
+        table: Table,
+        watch: Watch,
+        *,
+        stalled_ms: int,
+        proofs: Proofs | None = None,
     ) -> None:
         """Fold the log. `stalled_ms`: how long a stream with records may stand still. Raises PortError, UnknownFactError."""
         self._inputs, self._clock, self._watch = ports.inputs, ports.clock, watch
         self._stalled_ms, self._own_gap_ms = stalled_ms, rules.own_gap_ms
-        self.judge = Judge(cell, ports, rules, table, watch)
+        self.judge = Judge(cell, ports, rules, table, watch, proofs)
         self.active = False
         self._assigned: frozenset[Place] = frozenset()
         self._open = asyncio.Event()

@@ -15,6 +15,7 @@ import msgspec
 from services.health import wire
 from services.health.detector import Detector
 from services.health.messages import PathHeard, Verdict
+from services.health.proofs import Proofs
 from services.health.rules import Rules
 from services.health.table import Table
 from services.health.view import View
@@ -65,11 +66,19 @@ class Watch(Protocol):
 class Judge:
     """The state of one cell's health: its fold and its detector."""
 
-    def __init__(self, cell: str, ports: Ports, rules: Rules, table: Table, watch: Watch) -> None:
-        """Fold the log. Raises PortError, codec.UnknownFactError."""
+    def __init__(
+        self,
+        cell: str,
+        ports: Ports,
+        rules: Rules,
+        table: Table,
+        watch: Watch,
+        proofs: Proofs | None = None,
+    ) -> None:
+        """Fold the log. `proofs`: where others than gateways may write progress. Raises PortError, UnknownFactError."""
         self._log = ports.log
         self._publisher, self._clock = ports.publisher, ports.clock
-        self._rules, self._table = rules, table
+        self._rules, self._table, self._proofs = rules, table, proofs
         self._watch = watch
         self.recovered: Recovered = recover(ports.log, ports.snapshots, cell, track=True)
         self.cluster = self.recovered.cluster
@@ -92,6 +101,8 @@ class Judge:
         """Take one record; what can be said at once is, the rest at the next tick."""
         now_ms = self._clock.monotonic_ms()
         try:
+            if not self._is_proven(record):
+                return []
             said = wire.read(record, lambda at_ms: self._age_ms(record, at_ms))
         except wire.UnreadableError as error:
             self._watch.unreadable(record.topic, str(error))
@@ -126,6 +137,11 @@ class Judge:
             [wire.write(verdict, at_ms=at_ms, judge=judge) for verdict in verdicts]
         )
         self._watch.judged(verdicts)
+
+    def _is_proven(self, record: InputRecord) -> bool:
+        if self._proofs is None or record.topic != topics.PROGRESS.suffix:
+            return True
+        return self._proofs.admit(wire.progress(record), self._clock.wall_ms())
 
     def _age_ms(self, record: InputRecord, at_ms: int) -> int:
         """By the node's own clock, so it is asked only about what was there before us; else it happened now."""

@@ -35,6 +35,15 @@ class Observer:
         self._verdicts = counter("verdicts", "Verdicts published, repeats included", "verdict")
         self._weather = counter("weather", "Failures that were tried again", "what")
 
+        self._refused = counter(
+            "progress_refused", "Records of progress without a good proof", "why"
+        )
+
+    def refused(self, why: str) -> None:
+        """A record of progress was not believed."""
+        self._refused.labels(why).inc()
+        self._log.debug("progress_refused", why=why)
+
     def attach(self, judge: Judge, gauges: Gauges = tuple) -> None:
         """Say how it recovered, and serve what it watches; `gauges` are those of its host."""
         recovered, cluster = judge.recovered, judge.cluster

@@ -12,6 +12,7 @@ from typing import Final
 from services.health.driver import Processor
 from services.health.judge import TOPICS, Ports
 from services.health.metrics import Observer
+from services.health.proofs import Proofs
 from services.health.settings import HealthSettings
 from services.health.table import Table, TableError, parse
 from services.runtime import settings as runtime_settings
@@ -21,6 +22,7 @@ from services.runtime.ports import PortError
 from services.runtime.settings import SettingsError
 from services.runtime.shutdown import Shutdown
 from services.runtime.telemetry import Telemetry
+from services.runtime.tokens import CELL_KEY_FILE, KEYS_DIRECTORY, TokensError, read_key
 from services.runtime.wiring import open_cell, open_streams
 
 # Without telemetry it looks this often; a request to stop is noticed after it.
@@ -58,7 +60,12 @@ def run(
                 _on_streams(settings, ports, observer, patience, until)
             else:
                 processor = Processor(
-                    settings.cell, ports, settings.rules(), load_table(settings), observer
+                    settings.cell,
+                    ports,
+                    settings.rules(),
+                    load_table(settings),
+                    observer,
+                    load_proofs(settings, observer),
                 )
                 observer.attach(processor.judge)
                 _work(processor, observer, patience, until=until, wait=wait)
@@ -82,6 +89,20 @@ def open_ports(settings: HealthSettings, closing: contextlib.ExitStack) -> Ports
     for port in (ports.publisher, ports.inputs, ports.snapshots, ports.log):
         closing.callback(port.close)
     return ports
+
+
+def load_proofs(settings: HealthSettings, observer: Observer) -> Proofs | None:
+    """What checks progress, where others than gateways may write it. Raises SettingsError."""
+    if not settings.outside_progress:
+        return None
+    file = Path(settings.key).expanduser() if settings.key else None
+    try:
+        key = read_key(file or settings.home / KEYS_DIRECTORY / CELL_KEY_FILE)
+    except TokensError as error:
+        raise SettingsError(
+            f"setting outside_progress needs the key of the cell's gateways: {error}. Give --key FILE"
+        ) from error
+    return Proofs(key, observer.refused)
 
 
 def load_table(settings: HealthSettings) -> Table:
@@ -134,6 +155,7 @@ def _on_streams(
             load_table(settings),
             observer,
             stalled_ms=settings.stream_stalled_s * 1000,
+            proofs=load_proofs(settings, observer),
         )
         observer.attach(made.judge, made.gauges)
         return made

@@ -33,6 +33,19 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
         int,
         Meta(ge=5, description="Seconds that Faust may bring nothing though records are there"),
     ] = 30
+    outside_progress: Annotated[
+        bool,
+        Meta(
+            description="Others than gateways may write progress: each record must prove who wrote it"
+        ),
+    ] = False
+    key: Annotated[
+        str,
+        Meta(
+            description="File of the cell's key, as the gateways have it, for outside_progress; empty: one in the "
+            "cell's directory"
+        ),
+    ] = ""
     weather_patience_s: Annotated[
         int, Meta(ge=1, description="Seconds of failing storage or broker after which it ends")
     ] = 60

@@ -39,14 +39,24 @@ _KINDS: Final = {
 }
 
 
+def progress(record: InputRecord) -> telemetry_pb2.Progress:
+    """A record of progress as it is stored. Raises UnreadableError."""
+    try:
+        return telemetry_pb2.Progress.FromString(record.value)
+    except DecodeError as error:
+        raise _unreadable(record, error) from error
+
+
 def read(record: InputRecord, age_ms: Callable[[int], int]) -> list[Telemetry]:
     """What a record says; `age_ms` answers how old something stamped so is. Raises UnreadableError."""
     try:
         return _READERS[record.topic](record, age_ms)
     except DecodeError as error:
-        raise UnreadableError(
-            f"{record.topic}/{record.partition}@{record.offset}: {error}"
-        ) from error
+        raise _unreadable(record, error) from error
+
+
+def _unreadable(record: InputRecord, error: DecodeError) -> UnreadableError:
+    return UnreadableError(f"{record.topic}/{record.partition}@{record.offset}: {error}")
 
 
 def _beats(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry]:
@@ -58,7 +68,7 @@ def _beats(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry
 
 
 def _progress(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry]:
-    said = telemetry_pb2.Progress.FromString(record.value)
+    said = progress(record)
     return [Progressed(said.job, said.attempt, said.rank, said.step, said.phase)]
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.kafka import records
-from tidemill.training.environment import Identity, read_identity
 from tidemill.v1 import job_service_pb2
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
+
+    from tidemill.training.environment import Identity
 
 
 class OutsideProducer:
@@ -50,7 +51,7 @@ class OutsideProducer:
 
         Raises ValueError outside a run of Tidemill.
         """
-        mine = self._identity = self._identity or read_identity(os.environ)
+        mine = self._identity = self._identity or _identity()
         if not (mine.managed and mine.token):
             raise ValueError(
                 "TIDEMILL_JOB, TIDEMILL_ATTEMPT and TIDEMILL_TOKEN are not set: only a run of a cell has progress"
@@ -102,6 +103,12 @@ class OutsideProducer:
     def _delivered(self, error: Any, _message: Any) -> None:
         if error is not None:
             self._failures.append(str(error))
+
+
+def _identity() -> Identity:
+    from tidemill.training.environment import read_identity
+
+    return read_identity(os.environ)
 
 
 def _producer(bootstrap: str, options: Mapping[str, str]) -> Producer:
