@@ -11,8 +11,8 @@ BIN := .venv/bin
 FOLDERS := bench chaos compose examples planning sdk/tidemill services simulation statemachines tests tools
 CODE := $(foreach folder,$(wildcard $(FOLDERS)),$(if $(shell find $(folder) -name '*.py' -print -quit),$(folder)))
 DIAGRAMS := $(wildcard statemachines/diagrams.py)
-# Percent; a ratchet that is only ever raised, up to the house rule of 100.
-COVERAGE_FLOOR := 75
+# Percent: the house rule for the pure layers.
+COVERAGE_FLOOR := 100
 ARGS ?=
 
 .PHONY: help
@@ -53,8 +53,21 @@ bench: $(READY) ## Every benchmark; ARGS="fold --scale small" runs one. Results 
 test: $(READY) ## Run the tests; ARGS="tests/meta -x" narrows them, CI=true allows no skip of a real service
 	@$(BIN)/pytest $(ARGS)
 
+# Histories of `make chaos`; each is a seed.
+SEEDS ?= 10000
+
+.PHONY: chaos
+chaos: $(READY) ## A hostile world: SEEDS=10000 histories, every scenario, every planted bug, then live processes. Results go to out/chaos/
+	@mkdir -p out/chaos
+	@$(BIN)/python -m chaos sim --seeds $(SEEDS) --json out/chaos/anything.json --report out/chaos/anything.html
+	@for name in $$($(BIN)/python -m chaos list | awk '$$1 != "anything" { print $$1 }'); do \
+		echo "== $$name" >&2; $(BIN)/python -m chaos sim $$name --seeds 20 --json out/chaos/$$name.json; done
+	@$(BIN)/python -m chaos bugs --json out/chaos/bugs.json
+	@for name in $$($(BIN)/python -m chaos list | awk '/\[live\]$$/ { print $$1 }'); do \
+		echo "== $$name, live" >&2; $(BIN)/python -m chaos live $$name --json out/chaos/live-$$name.json; done
+
 .PHONY: coverage
-coverage: $(READY) ## Branch coverage of the pure layers by their own tests, held above a floor
+coverage: $(READY) ## Branch coverage of the pure layers by their own tests, held at 100 %
 	@$(BIN)/coverage run --source=planning,statemachines -m pytest -q $(wildcard tests/planning tests/statemachines)
 	@$(BIN)/coverage report --fail-under=$(COVERAGE_FLOOR)
 
