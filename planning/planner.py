@@ -70,6 +70,7 @@ class Planner:
     def _rebuild(self, now_ms: int) -> None:
         self._capacity, self._line = Capacity(), Line()
         self._borrowed.clear()
+        self._early.clear()
         for node in self._cluster.nodes:
             self._capacity.refresh(self._cluster, node)
         for job in self._cluster.jobs:
@@ -77,6 +78,7 @@ class Planner:
 
     def _refresh_job(self, job_id: JobId, now_ms: int) -> None:
         early = self._line.refresh(job_id, self._cluster.jobs.get(job_id), self._policy, now_ms)
+        self._early.pop(job_id, None)
         if early is not None and (early.reason is None or early.reason.code != "backoff"):
             self._early[job_id] = None
 
@@ -91,17 +93,15 @@ class Planner:
         while self._early and len(decisions) < limit:
             job_id = next(iter(self._early))
             del self._early[job_id]
-            job = self._cluster.jobs.get(job_id)
-            if job is not None and job.not_before_ms > now_ms:
-                decisions.append(Wait(job.id, reasons.backoff(job, now_ms)))
+            decisions.append(Wait(job_id, reasons.backoff(self._cluster.jobs[job_id], now_ms)))
 
     def _place(self, decisions: list[Decision], now_ms: int, limit: int) -> None:
         """Heads in order; a class that fails is out until room grows, and its members are told."""
         heads: list[tuple[Key, JobId, JobClass]] = []
         for each in self._line.classes.values():
             head = each.head()
-            if head is not None:
-                heads.append((*head, each))
+            assert head is not None, f"{each.shape} has no member, and should have left the line"
+            heads.append((*head, each))
         heapify(heads)
         given: dict[str, tuple[int, int]] = {}
         placed: list[tuple[JobClass, tuple[Key, JobId]]] = []

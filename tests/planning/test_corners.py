@@ -1,0 +1,185 @@
+"""Corners of the plan: no aging, other settings half-way, CPU and memory, ports that run out, growth beyond memory."""
+
+from __future__ import annotations
+
+from planning import capacity
+from planning.decisions import Place
+from planning.restart import avoid, master_port
+from statemachines import facts
+from statemachines.values import (
+    Cause,
+    Evidence,
+    JobId,
+    JobNext,
+    NodeId,
+    Outcome,
+    QueueId,
+    Reason,
+    RunId,
+)
+from tests.planning.build import Cell
+
+
+def settings(cell: Cell, **changes: int) -> None:
+    """The leader records other settings."""
+    present = {
+        name: getattr(cell.cluster.policy, name) for name in facts.PolicyApplied.__struct_fields__
+    }
+    cell.record(facts.PolicyApplied(**{**present, **changes}))
+
+
+def reason_of(cell: Cell, name: str) -> Reason:
+    reason = cell.cluster.jobs[JobId(name)].reason
+    assert reason is not None
+    return reason
+
+
+def test_without_aging_priority_is_never_outweighed() -> None:
+    cell = Cell()
+    settings(cell, aging_ms_per_point=0)
+    cell.node("a", devices=1)
+    cell.job("busy")
+    cell.plan()
+    cell.job("old", priority=0)
+    cell.now_ms += 10**12
+    cell.job("young", priority=0)
+    cell.job("important", priority=1)
+    for before in ("busy", "important", "old"):
+        cell.end(before)
+        cell.plan()
+    assert cell.where("young")
+    order = [cell.cluster.attempt(JobId(name)) for name in ("important", "old", "young")]
+    assert all(attempt is not None for attempt in order)
+
+
+def test_other_settings_put_the_line_in_another_order() -> None:
+    cell = Cell()
+    cell.node("a", devices=1)
+    cell.job("busy")
+    cell.plan()
+    cell.job("old")
+    cell.now_ms += 2 * cell.cluster.policy.aging_ms_per_point
+    cell.job("important", priority=1)
+    cell.plan()
+    settings(cell, aging_ms_per_point=0)
+    cell.end("busy")
+    cell.plan()
+    assert cell.where("important")
+    assert not cell.where("old")
+
+
+def test_a_queues_cpu_limit_is_told_with_numbers() -> None:
+    cell = Cell()
+    cell.record(facts.QueueApplied(QueueId("small"), "", -1, 4_000, -1))
+    cell.node("a")
+    cell.job("first", devices=0, cpu=3, queue="small")
+    cell.job("second", devices=0, cpu=2, queue="small")
+    cell.job("devices", devices=1, cpu=2, queue="small")
+    cell.plan()
+    assert cell.where("first")
+    reason = reason_of(cell, "second")
+    assert (reason.code, reason.blockers, reason.missing) == ("queue_cpu_limit", ("small",), 1_000)
+    assert "holds 3 of its 4 CPUs; this needs 2" in reason.message
+
+
+def test_memory_decides_where_a_member_fits_and_is_in_the_reason() -> None:
+    cell = Cell()
+    cell.node("little", devices=0, memory=1_000)
+    cell.node("much", devices=0, memory=4_000)
+    for name in ("one", "two"):
+        cell.job(name, devices=0, cpu=0, memory=3_000)
+    cell.job("huge", devices=0, cpu=0, memory=9_000)
+    cell.plan()
+    assert cell.where("one") == [("much", ())]
+    assert reason_of(cell, "two").code == "waiting_for_capacity"
+    assert "1 x 0 CPU + 3000 MiB missing" in reason_of(cell, "two").message
+    assert reason_of(cell, "huge").code == "no_capable_nodes"
+
+
+def test_a_gang_that_fits_but_for_its_last_member_gives_its_cpus_back() -> None:
+    cell = Cell()
+    cell.node("a", devices=0, cpu=4)
+    cell.job("gang", members=3, devices=0, cpu=2)
+    cell.job("one", devices=0, cpu=4)
+    cell.plan()
+    assert cell.where("one") == [("a", ())]
+
+
+def test_a_job_that_ended_while_it_backed_off_is_not_placed() -> None:
+    cell = Cell()
+    cell.node("a")
+    for name in ("gone", "kept"):
+        cell.job(name)
+    cell.plan()
+    for name in ("gone", "kept"):
+        cell.end(name, exit_code=1, then=JobNext.HELD)
+        cell.record(facts.JobRequeued(JobId(name), cell.now_ms + 5_000))
+    cell.plan()
+    cell.record(facts.JobCancelled(JobId("gone"), ""))
+    cell.now_ms += 5_000
+    assert [decision.job for decision in cell.plan() if isinstance(decision, Place)] == ["kept"]
+
+
+def test_a_job_that_ended_before_its_backoff_was_told_is_not_told() -> None:
+    cell = Cell()
+    cell.node("a")
+    cell.job("gone")
+    cell.plan()
+    cell.end("gone", exit_code=1, then=JobNext.HELD)
+    cell.record(facts.JobRequeued(JobId("gone"), cell.now_ms + 5_000))
+    assert cell.planner.next_due_ms(cell.now_ms) == cell.now_ms + 5_000
+    cell.record(facts.JobCancelled(JobId("gone"), ""))
+    assert cell.plan() == []
+
+
+def test_when_every_port_is_taken_gangs_share_one() -> None:
+    cell = Cell()
+    settings(cell, port_first=30_000, port_count=1)
+    cell.node("a")
+    cell.job("one")
+    cell.job("two")
+    cell.plan()
+    job = cell.cluster.jobs[JobId("two")]
+    assert master_port(cell.cluster, job, NodeId("a")) == 30_000
+    settings(cell, port_first=30_000, port_count=2)
+    assert master_port(cell.cluster, job, NodeId("a")) == 30_001
+
+
+def test_ports_of_members_that_lead_nothing_are_free() -> None:
+    cell = Cell()
+    settings(cell, port_first=30_000, port_count=1)
+    for name in ("a", "b"):
+        cell.node(name, devices=1)
+    cell.job("gang", members=2)
+    cell.plan()
+    led = cell.cluster.runs[RunId("gang.1.1")].node
+    assert master_port(cell.cluster, cell.cluster.jobs[JobId("gang")], led) == 30_000
+
+
+def test_only_nodes_of_members_that_failed_are_avoided() -> None:
+    cell = Cell()
+    for name in ("a", "b"):
+        cell.node(name, devices=1)
+    cell.job("gang", members=2)
+    cell.plan()
+    for rank, code in enumerate((0, 1)):
+        cell.record(facts.RunEnded(RunId(f"gang.1.{rank}"), code, 0, Evidence.EXIT_STATUS, ""))
+    ended = (Outcome.FAILED, Cause.START_FAILED, "", JobNext.QUEUED, 0)
+    cell.record(facts.AttemptEnded(JobId("gang"), 1, *ended))
+    failed = cell.cluster.runs[RunId("gang.1.1")].node
+    assert avoid(cell.cluster, cell.cluster.jobs[JobId("gang")]) == {failed}
+
+
+def test_growth_beyond_what_is_remembered_makes_the_waiting_look_at_everything() -> None:
+    cell = Cell()
+    cell.node("a", devices=1)
+    cell.job("busy")
+    cell.job("waits")
+    cell.plan()
+    index = cell.planner._capacity
+    for _ in range(capacity._GROWTH_KEPT + 1):
+        index._grow(NodeId("a"))
+    assert not index.remembers(0)
+    cell.end("busy")
+    cell.plan()
+    assert cell.where("waits")
