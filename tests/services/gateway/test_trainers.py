@@ -11,7 +11,9 @@ from services.gateway.auth import Caller
 from services.gateway.effects import Result
 from services.gateway.refusal import Refusal, Status
 from services.runtime.ports import PortError
-from tests.services.gateway.world import World, trainer
+from services.runtime.tokens import job_token
+from tests.services.gateway.world import KEY, World, trainer
+from tidemill.kafka.records import progress_proof
 from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
 from tidemill.v1 import job_service_pb2 as jobs
 from tidemill.v1 import node_service_pb2 as wire
@@ -80,6 +82,8 @@ def test_progress_is_published_and_shown(world: World, job: str) -> None:
     assert answer == training.ReportProgressResponse()
     assert (view.seen_step, view.step_us, dict(view.metrics)) == (7, 1500, {"loss": 0.5})
     assert (record.key, b"secret" in record.value) == (job.encode(), False)
+    stored = telemetry_pb2.Progress.FromString(record.value)
+    assert stored.token == progress_proof(job_token(KEY, job, 1), stored)
 
 
 def test_progress_never_goes_back_and_of_an_older_attempt_counts_for_nothing(
