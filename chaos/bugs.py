@@ -352,17 +352,17 @@ def _no_fence(planting: Planting) -> None:
 
 
 BUGS: Final[tuple[Bug, ...]] = (
-    Bug("chain-off", "entries are taken whatever they extend", _chain_off),
-    Bug("term-ignored", "a term that is over goes on writing", _term_ignored),
+    Bug("chain-off", "entries are taken whatever they extend", _chain_off, seed=3),
+    Bug("term-ignored", "a term that is over goes on writing", _term_ignored, seed=4),
     Bug("gang-half-released", "half of a gang keeps its devices", _half_released),
     Bug("quota-leak", "an ended attempt stays charged to its queue", _quota_leak),
-    Bug("position-first", "input positions are written before the facts of the inputs", _position_first),
+    Bug("position-first", "input positions are written before the facts of the inputs", _position_first, seed=2),
     Bug("old-checkpoint", "a save of an old attempt is accepted", _old_checkpoint, scenario="partition"),
     Bug("fence-margin-ignored", "the leader does not wait longer than the agent", _margin_ignored),
     Bug("restart-over-living", "a job restarts though its old runs may live", _double_requeue),
     Bug("stale-snapshot", "a snapshot is one entry older than it says", _stale_snapshot, seed=3),
     Bug("breaker-off", "mass silence loses every silent node", _breaker_off, scenario="rack"),
-    Bug("old-verdict", "a verdict on an old incarnation strikes the new one", _old_verdict, scenario="late-verdicts"),
+    Bug("old-verdict", "a verdict on an old incarnation strikes the new one", _old_verdict, seed=2, scenario="late-verdicts"),
     Bug("ack-before-durable", "a save is acknowledged before it is stored", _ack_before_durable),
     Bug("beat-ack-of-lost", "a lost node is told that it is well", _beat_ack_of_lost),
     Bug("fsync-skipped", "the agent's state is not on disk when it says so", _fsync_skipped, seed=2, scenario="agent-restarts"),

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     width = max(len(bug.name) for bug in chosen)
     for bug in chosen:
         began = time.monotonic()
-        played = _hunt(bug, seeds=options.seeds, processes=options.processes)
+        played = find(bug, seeds=options.seeds, processes=options.processes)
         found[bug.name] = played
         took_s = time.monotonic() - began
         if played is None:
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _hunt(bug: Bug, *, seeds: int, processes: int) -> Played | None:
+def find(bug: Bug, *, seeds: int, processes: int) -> Played | None:
     """The first seed that finds it, the one that did last time first."""
     first = [Task(bug.scenario, bug.seed, bug.name)]
     rest = [Task(bug.scenario, seed, bug.name) for seed in range(1, seeds + 1) if seed != bug.seed]
