@@ -5,6 +5,7 @@ Each adapter is imported where it is chosen, so that a process loads nothing tha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -178,21 +179,24 @@ def _leadership(settings: CellSettings, name: str) -> Leadership:
 
             return AlwaysLeads(settings.home / "leader.lock")
         case "etcd":
-            from services.runtime.adapters.etcd import EtcdLeadership
+            with _extra("leadership = etcd"):
+                from services.runtime.adapters.etcd import EtcdLeadership
 
             return EtcdLeadership(etcd_settings(settings), name)
 
 
 def open_topic_admin(settings: CellSettings) -> KafkaAdmin:
     """Administration of the cell's brokers. Raises SettingsError, PortError."""
-    from services.runtime.adapters.kafka_admin import KafkaAdmin
+    with _extra("log = kafka"):
+        from services.runtime.adapters.kafka_admin import KafkaAdmin
 
     return KafkaAdmin(kafka_settings(settings, "topics"))
 
 
 def kafka_settings(settings: CellSettings, client: str) -> KafkaSettings:
     """How to reach the brokers. Raises SettingsError."""
-    from services.runtime.adapters.kafka_client import KafkaSettings
+    with _extra("log = kafka"):
+        from services.runtime.adapters.kafka_client import KafkaSettings
 
     if not settings.kafka:
         raise SettingsError("setting kafka is required when log = kafka: HOST:PORT,HOST:PORT")
@@ -204,14 +208,16 @@ def open_streams(settings: CellSettings, group: str) -> Streams:
     """Membership of the group `<cell>.<group>`. Raises SettingsError; only a cell on Kafka has streams."""
     if settings.log != "kafka":
         raise SettingsError("streams need a broker: set log = kafka, or use a host of its own loop")
-    from services.runtime.adapters.faust_streams import FaustStreams
+    with _extra("hosted_by = faust"):
+        from services.runtime.adapters.faust_streams import FaustStreams
 
     return FaustStreams(kafka_settings(settings, group), f"{settings.cell}.{group}")
 
 
 def etcd_settings(settings: CellSettings) -> EtcdSettings:
     """How to reach etcd. Raises SettingsError."""
-    from services.runtime.adapters.etcd_client import EtcdSettings
+    with _extra("leadership = etcd"):
+        from services.runtime.adapters.etcd_client import EtcdSettings
 
     if not settings.etcd:
         raise SettingsError("setting etcd is required when leadership = etcd: HOST:PORT,HOST:PORT")
@@ -226,6 +232,17 @@ def etcd_settings(settings: CellSettings) -> EtcdSettings:
         user=settings.etcd_user,
         password=password.strip(),
     )
+
+
+@contextlib.contextmanager
+def _extra(setting: str) -> Iterator[None]:
+    """Imports of what only the extra `distributed` brings. Raises SettingsError when it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"setting {setting} needs {error.name}, which is not installed: pip install 'tidemill-server[distributed]'"
+        ) from error
 
 
 def _options(path: Path) -> Iterator[tuple[str, str]]:

@@ -1,13 +1,34 @@
 """Settings choose Kafka and etcd; what is missing or cannot be read is said."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from services.runtime.exits import ExitCode
 from services.runtime.ports import Outgoing, PortError
 from services.runtime.settings import CellSettings, SettingsError
 from services.runtime.wiring import etcd_settings, kafka_settings, open_cell
 from tests.fixtures.kafka_cell import kafka_cell
+
+
+@pytest.mark.parametrize(
+    ("setting", "package", "flags"),
+    [
+        ("log = kafka", "confluent_kafka", ["--log", "kafka", "--kafka", "127.0.0.1:1"]),
+        ("leadership = etcd", "pyetcd", ["--leadership", "etcd", "--etcd", "127.0.0.1:1"]),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, setting: str, package: str, flags: list[str]
+) -> None:
+    without = f"import sys; sys.modules[{package!r}] = None; from services.runtime.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", without, "scheduler", "--directory", str(tmp_path), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.SETTINGS, done.stderr
+    assert f"setting {setting} needs {package}" in done.stderr
+    assert done.stderr.endswith("pip install 'tidemill-server[distributed]'\n")
 
 
 def test_kafka_without_brokers_is_refused() -> None:
