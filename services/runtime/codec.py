@@ -5,25 +5,28 @@ the order of the wire's numbers, a map is a sorted tuple of pairs. A new fact th
 mismatch fails when this module is imported. It never decides anything: what is void is the fold's business.
 
 For speed each type's two directions are one expression, written from its fields and compiled once, as the standard
-library does for named tuples: about 0.9 M simple facts/s from bytes, on one core.
+library does for named tuples: about 0.9 M simple facts/s from bytes, on one core. Values that thousands of facts share
+are not even parsed twice: what is read are our messages with bytes in their place (`_stored_messages`).
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 import msgspec
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from services.runtime import chain
 from statemachines.entry import Entry, Position, Recorded
 from statemachines.facts import Fact
-from statemachines.values import JobSpec, Reason, ResumePoint, Role
-from tidemill.v1 import facts_pb2, log_pb2
+from statemachines.values import Grant, JobSpec, Reason, ResumePoint, Role
+from tidemill.v1 import common_pb2, facts_pb2, log_pb2
 
 E = TypeVar("E", bound=StrEnum)
 V = TypeVar("V", bound=msgspec.Struct)
@@ -111,9 +114,9 @@ def decode_entry(offset: int, stored: bytes) -> Entry:
 
 def decode_body(stored: bytes) -> tuple[tuple[Position, ...], tuple[Recorded, ...]]:
     """Positions and facts; raises CodecError or UnknownFactError."""
-    body = _parse(log_pb2.Body, stored)
+    body = _parse(_BODY, stored)
     decoders = _FACT_DECODERS
-    which = facts_pb2.Fact.WhichOneof  # A message looks for a field of that name first.
+    which = _FACT.WhichOneof  # A message looks for a field of that name first.
     position = _DECODERS[Position]
     return (
         tuple([position(message) for message in body.consumed]),
@@ -131,7 +134,8 @@ def unreadable(offset: int) -> Entry:
 
 def decode_value(kind: type[V], message: Message) -> V:
     """A value of `kind` (JobSpec, Inventory, Reason ...) from its message; raises CodecError, UnknownFactError."""
-    value = _DECODERS[kind](message)
+    stored = message.SerializeToString()
+    value = _INTERNED[kind][stored] if kind in _INTERNED else _decode_stored(kind, stored)
     assert isinstance(value, kind)
     return value
 
@@ -163,16 +167,18 @@ _SCALARS: Final = {
     FieldDescriptor.TYPE_UINT32: int,
     FieldDescriptor.TYPE_UINT64: int,
 }
+_PACKAGE: Final = "tidemill.v1"
+_MESSAGES: Final[dict[type, type[Message]]] = {}
 _DECODERS: Final[dict[type, _Convert]] = {}
 _ENCODERS: Final[dict[type, _Convert]] = {}
 # Expressions that decode a struct from the message named {0}; where they are written out, a call is saved.
 _INLINE: Final[dict[type, str]] = {}
 _MEMBERS: Final[dict[type, dict[int, StrEnum]]] = {}
 _NUMBERS: Final[dict[type, dict[StrEnum, int]]] = {}
-# Thousands of jobs share one of these: equal bytes are decoded once, to one object, which saves time and memory.
-_INTERNED: Final = frozenset({JobSpec, Reason, ResumePoint, Role})
-_INTERNED_MAX: Final = 4096
-# What the compiled expressions see: decode_X, encode_X, members_X, numbers_X by the name of a type.
+# Thousands of facts share one of these: equal bytes are decoded once, to one object, which saves time and memory.
+_SHARED: Final = (Grant, JobSpec, Reason, ResumePoint, Role)
+_SHARED_MAX: Final = 4096
+# What the compiled expressions see: decode_X, encode_X, interned_X, members_X, numbers_X by the name of a type.
 _NAMES: Final[dict[str, Any]] = {"Recorded": Recorded}
 
 
@@ -189,6 +195,23 @@ class _Members(dict[int, StrEnum]):
         raise UnknownFactError(f"{self._kind.__name__} number {number}")
 
 
+class _Interned(dict[bytes, Any]):
+    """Values of a kind by the bytes they are stored as; too many of them, and it begins again."""
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, stored: bytes) -> Any:
+        if len(self) >= _SHARED_MAX:
+            self.clear()
+        value = self[stored] = _decode_stored(self._kind, stored)
+        return value
+
+
+_INTERNED: Final[dict[type, _Interned]] = {kind: _Interned(kind) for kind in _SHARED}
+
+
 class _Decoders(dict[str | None, _Convert]):
     """Decoders by the name in the oneof; a fact of a newer version has none."""
 
@@ -203,49 +226,59 @@ def _parse(kind: type[_M], stored: bytes) -> _M:
         raise CodecError(f"not a {kind.DESCRIPTOR.name}: {error}") from error
 
 
+def _decode_stored(kind: type[msgspec.Struct], stored: bytes) -> Any:
+    return _DECODERS[kind](_parse(_MESSAGES[kind], stored))
+
+
+def _stored_messages() -> DescriptorPool:
+    """Our messages as they are read: a shared value is bytes, by which it is found without being parsed.
+
+    To the wire a message inside another is bytes too; equal bytes give equal values either way. A descriptor is
+    edited as it is stored, since descriptor_pb2 would cost every process four MiB: in a FieldDescriptorProto,
+    type = MESSAGE and type_name become type = BYTES and a field that nobody knows. `_item` checks that it came true.
+    """
+    pool = DescriptorPool()
+    for module in (common_pb2, facts_pb2, log_pb2):
+        file = module.DESCRIPTOR.serialized_pb
+        for kind in _SHARED:
+            name = f".{_PACKAGE}.{kind.__name__}".encode()
+            name = bytes([len(name)]) + name
+            file = file.replace(b"\x28\x0b\x32" + name, b"\x28\x0c\x7a" + name)
+        pool.AddSerializedFile(file)
+    return pool
+
+
+def _message(name: str) -> type[Message]:
+    """The class that reads the stored message of that name."""
+    return GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+
+
 def _compile(expression: str) -> _Convert:
     convert: _Convert = eval(expression, _NAMES)  # noqa: S307 - written below from our own field names
     return convert
 
 
-def _derive(struct: type[msgspec.Struct], message: Descriptor) -> str:
+def _derive(struct: type[msgspec.Struct], message: str) -> str:
     """Make both directions of a struct, and of what it holds, once; answers the name they are known by."""
     name = struct.__name__
     if struct in _DECODERS:
         return name
+    _MESSAGES[struct] = _message(message)
     hints = typing.get_type_hints(struct)
-    fields = message.fields_by_name
+    fields: Mapping[str, Any] = _MESSAGES[struct].DESCRIPTOR.fields_by_name
     if set(struct.__struct_fields__) != set(fields):
         odd = sorted(set(struct.__struct_fields__) ^ set(fields))
-        raise TypeError(f"{name} and {message.full_name} do not have the same fields: {odd}")
+        raise TypeError(f"{name} and {message} do not have the same fields: {odd}")
     pairs = [(field, *_field(hints[field], fields[field])) for field in struct.__struct_fields__]
     _NAMES[name] = struct
     decode = ", ".join(decode.format(f"{{0}}.{field}") for field, decode, _ in pairs)
     encode = ", ".join(f"{field!r}: " + encode.format(f"v.{field}") for field, _, encode in pairs)
-    inline = f"{name}({decode})"
-    decoder = _compile(f"lambda m: {inline.format('m')}")
-    if struct in _INTERNED:
-        decoder, inline = _interning(decoder), f"decode_{name}({{0}})"
-    _INLINE[struct] = inline
-    _DECODERS[struct] = _NAMES[f"decode_{name}"] = decoder
+    _INLINE[struct] = f"{name}({decode})"
+    _DECODERS[struct] = _NAMES[f"decode_{name}"] = _compile(
+        f"lambda m: {_INLINE[struct].format('m')}"
+    )
     _ENCODERS[struct] = _NAMES[f"encode_{name}"] = _compile(f"lambda v: {{{encode}}}")
     return name
-
-
-def _interning(decode: _Convert) -> _Convert:
-    seen: dict[bytes, Any] = {}
-    serialize = facts_pb2.Fact.SerializeToString  # Any message's; see decode_body.
-
-    def interned(message: Message) -> Any:
-        stored = serialize(message)
-        value = seen.get(stored)
-        if value is None:
-            if len(seen) >= _INTERNED_MAX:
-                seen.clear()
-            value = seen[stored] = decode(message)
-        return value
-
-    return interned
 
 
 def _field(hint: Any, field: FieldDescriptor) -> tuple[str, str]:
@@ -263,7 +296,7 @@ def _field(hint: Any, field: FieldDescriptor) -> tuple[str, str]:
     decode, encode = _item(item, field)
     if decode == encode:
         return "tuple({}[:])", "{}"
-    decode = _INLINE.get(item, decode)
+    decode = decode if item in _INTERNED else _INLINE.get(item, decode)
     # A slice of a repeated field is a list, which is quicker to go through.
     return (
         f"tuple([{decode.format('i')} for i in {{}}[:]])",
@@ -273,8 +306,13 @@ def _field(hint: Any, field: FieldDescriptor) -> tuple[str, str]:
 
 def _item(hint: Any, field: FieldDescriptor) -> tuple[str, str]:
     kind = getattr(hint, "__supertype__", hint)  # A NewType is its base on the wire.
+    if kind in _INTERNED:
+        _expect(field, field.type == FieldDescriptor.TYPE_BYTES)
+        name = _derive(kind, kind.__name__)
+        _NAMES[f"interned_{name}"] = _INTERNED[kind]
+        return f"interned_{name}[{{}}]", f"encode_{name}({{}})"
     if field.message_type is not None:
-        name = _derive(kind, field.message_type)
+        name = _derive(kind, field.message_type.name)
         return f"decode_{name}({{}})", f"encode_{name}({{}})"
     if field.enum_type is not None:
         name = _derive_enum(kind, field.enum_type)
@@ -307,7 +345,7 @@ def _expect(field: FieldDescriptor, fits: bool) -> None:  # noqa: FBT001 - the c
 def _derive_facts() -> tuple[dict[str | None, _Convert], dict[type, _Convert]]:
     """Both directions of every fact, together with who asked for it."""
     structs = {struct.__name__: struct for struct in typing.get_args(Fact)}
-    kinds = facts_pb2.Fact.DESCRIPTOR.oneofs_by_name["kind"].fields
+    kinds = _FACT.DESCRIPTOR.oneofs_by_name["kind"].fields
     messages = {kind.message_type.name: kind for kind in kinds if kind.message_type is not None}
     if structs.keys() != messages.keys():
         odd = sorted(structs.keys() ^ messages.keys())
@@ -315,8 +353,7 @@ def _derive_facts() -> tuple[dict[str | None, _Convert], dict[type, _Convert]]:
     decoders, encoders = _Decoders(), {}
     for name, kind in messages.items():
         struct = structs[name]
-        assert kind.message_type is not None
-        _derive(struct, kind.message_type)
+        _derive(struct, name)
         fact = _INLINE[struct].replace("{0}", f"(m := f.{kind.name})", 1).format("m")
         decoders[kind.name] = _compile(f"lambda f: Recorded({fact}, f.by, f.input)")
         encoders[struct] = _compile(
@@ -325,5 +362,8 @@ def _derive_facts() -> tuple[dict[str | None, _Convert], dict[type, _Convert]]:
     return decoders, encoders
 
 
-_derive(Position, log_pb2.Position.DESCRIPTOR)
+_POOL: Final = _stored_messages()
+_BODY: Final[Any] = _message("Body")
+_FACT: Final[Any] = _message("Fact")
+_derive(Position, "Position")
 _FACT_DECODERS, _FACT_ENCODERS = _derive_facts()

@@ -96,6 +96,11 @@ def test_a_negative_limit_and_a_negative_time_survive() -> None:
             ),
             id="an enum that is not given",
         ),
+        pytest.param(
+            # JobWaiting{job: "a", reason: not protobuf}: a shared value is bytes until somebody asks for it.
+            entry_of(b"\x12\x0b\xfa\x01\x08" + b"\x0a\x01a" + b"\x12\x03\x0a\xff\xff"),
+            id="a shared value that is not protobuf",
+        ),
     ],
 )
 def test_what_no_version_wrote_is_void(stored: bytes) -> None:
