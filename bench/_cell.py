@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from services.runtime.settings import CellSettings
 from services.runtime.trial import TrialCell
 from services.runtime.trial_kafka import KafkaTrialCell
 from simulation.fleet import NodeShape
@@ -72,6 +73,20 @@ def measured(log: str, flags: Sequence[str] = ()) -> Iterator[TrialCell]:
         return
     with stack() as (kafka, etcd), MeasuredKafkaCell(kafka=kafka, etcd=etcd, flags=flags) as cell:
         yield cell
+
+
+@contextlib.contextmanager
+def storage(log: str) -> Iterator[CellSettings]:
+    """Where a log can be written and read, without any service."""
+    if log == "embedded":
+        with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as directory:
+            yield CellSettings(cell="bench", directory=directory)
+        return
+    with stack() as (kafka, etcd), contextlib.ExitStack() as closing:
+        cell = MeasuredKafkaCell(kafka=kafka, etcd=etcd)
+        closing.push(cell.__exit__)
+        cell.prepare()
+        yield cell.settings
 
 
 def attach(cell: TrialCell, shapes: Sequence[NodeShape]) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final
 
-from bench._cell import MeasuredCell
+from bench._cell import log_argument, measured
 from bench.registry import Measured, at_most
 from tidemill import Client, TidemillError, job_request
 
@@ -67,12 +67,17 @@ class Terms:
             self.seen.setdefault(read.entry.term, time.monotonic())
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Its own options."""
+    log_argument(parser)
+
+
 def run(options: argparse.Namespace) -> Measured:
     """Kill the leader again and again."""
     rounds = _ROUNDS[options.scale]
     took_s: list[float] = []
     with (
-        MeasuredCell(flags=("--schedulers", "2")) as cell,
+        measured(options.log, flags=("--schedulers", "2")) as cell,
         cell.client() as client,
         cell.client() as submitting,
         cell.client() as watching,

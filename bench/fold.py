@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import tempfile
 import time
 from typing import Final
 
 from bench import _history as history
+from bench._cell import log_argument, storage
 from bench.registry import Measured, at_least
 from services.runtime.reader import LogReader
-from services.runtime.settings import CellSettings
 from services.runtime.wiring import open_cell
 from statemachines import snapshot
 from statemachines.cluster import Cluster
@@ -28,6 +27,7 @@ _BAR_FACTS_PER_S: Final = 250_000
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its own options."""
+    log_argument(parser)
     parser.add_argument(
         "--jobs", type=int, help="jobs in the log (default: 5,000 or 100,000 by --scale)"
     )
@@ -36,10 +36,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Measured:
     """Make the log, then fold it three times; the best counts, in CPU time, for others share this machine."""
     jobs = options.jobs or _JOBS[options.scale]
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as directory:
-        cell = open_cell(CellSettings(cell=history.CELL, directory=directory))
+    with storage(options.log) as settings:
+        cell = open_cell(settings)
         log = cell.event_log()
-        recorder = history.Recorder(log)
+        recorder = history.Recorder(log, cell=settings.cell)
         for fact in history.opening(NODES):
             recorder.add(fact)
         for first in range(1, jobs, NODES // 2):
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> Measured:
         recorder.flush()
         rounds, digests = [], set()
         for _ in range(_ROUNDS):
-            cluster = Cluster(history.CELL)
+            cluster = Cluster(settings.cell)
             gc.collect()
             started = time.process_time()
             LogReader(log, cluster).read_to_end()

@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from services.runtime import topics
@@ -36,20 +36,20 @@ class KafkaBlobs:
         self._using = threading.Lock()
         self._next = 0
         self._fresh_until = 0.0
+        self._fresh: dict[bytes, float] = {}  # Stored by us, until when that is believed.
         self._offsets: dict[bytes, int] = {}
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
         self._kept_bytes = 0
 
     def put(self, blobs: Sequence[bytes]) -> Sequence[str]:
         digests = [hashlib.sha256(blob).digest() for blob in blobs]
+        missing = {d: blob for d, blob in zip(digests, blobs, strict=True) if not self._is_fresh(d)}
         with self._using:
-            if any(digest in self._offsets for digest in digests):
+            if any(digest in self._offsets for digest in missing):
                 self._follow()  # It may have been deleted since it was seen.
-            known = [digest in self._offsets for digest in digests]
-        new = {
-            d: blob for d, blob, is_known in zip(digests, blobs, known, strict=True) if not is_known
-        }
+            new = {d: blob for d, blob in missing.items() if d not in self._offsets}
         self._writer.send([Keyed(*self._place, _key(digest), blob) for digest, blob in new.items()])
+        self._note_fresh(new)
         return [digest.hex() for digest in digests]
 
     def get(self, digest: str) -> bytes | None:
@@ -67,12 +67,24 @@ class KafkaBlobs:
         wanted = bytes.fromhex(digest)
         self._writer.send([Keyed(*self._place, _key(wanted), None)])
         with self._using:
+            self._fresh.pop(wanted, None)
             self._follow()
 
     def close(self) -> None:
         self._index_reader.close()
         self._reader.close()
         self._writer.close()
+
+    def _is_fresh(self, digest: bytes) -> bool:
+        """Whether we stored it a moment ago: a stream of jobs that run the same waits for no broker each time."""
+        with self._using:
+            return time.monotonic() < self._fresh.get(digest, 0.0)
+
+    def _note_fresh(self, digests: Iterable[bytes]) -> None:
+        now = time.monotonic()
+        with self._using:
+            kept = {digest: until for digest, until in self._fresh.items() if until > now}
+            self._fresh = kept | dict.fromkeys(digests, now + _FRESH_S)
 
     def _follow(self) -> None:
         """Bring the index to the end of the topic."""
