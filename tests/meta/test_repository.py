@@ -149,3 +149,21 @@ def test_every_declared_command_loads() -> None:
     }
     assert {name: point.value for name, point in installed.items()} == declared
     assert all(callable(point.load()) for point in installed.values())
+
+
+def test_every_decision_is_in_the_index_under_its_title() -> None:
+    folder = ROOT / "docs" / "decisions"
+    titles = {
+        path.name: path.read_text().partition("\n")[0].removeprefix("# ").partition(". ")
+        for path in folder.glob("0*.md")
+    }
+    wanted = [
+        f"| {number} | [{title}]({name}) |" for name, (number, _, title) in sorted(titles.items())
+    ]
+    assert re.findall(r"(?m)^\| \d+ \|.*$", (folder / "README.md").read_text()) == wanted
+
+
+def test_the_glossary_is_in_order() -> None:
+    words = re.findall(r"(?m)^\| ([a-z ]+) \|", (ROOT / "docs" / "glossary.md").read_text())
+    assert words[0] == "word"
+    assert words[1:] == sorted(words[1:])
