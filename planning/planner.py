@@ -191,9 +191,8 @@ class Planner:
 
 
 def _why(placements: tuple[Placement, ...]) -> Reason:
-    nodes = dict.fromkeys([placement.node for placement in placements])
-    shown = ", ".join(list(nodes)[:4]) + (", ..." if len(nodes) > 4 else "")
+    members, nodes = len(placements), len({placement.node for placement in placements})
     return Reason(
         "tightest_fit",
-        f"{len(placements)} on {len(nodes)} node(s) that it leaves least room on: {shown}",
+        f"the tightest fit of {members} member{'s' * (members > 1)} on {nodes} node{'s' * (nodes > 1)}",
     )

@@ -30,7 +30,8 @@ instead.
 
 Every fact carries `by` (who asked; empty when the leader decided by itself) and `input` (which input of its entry caused it,
 counted from 1; 0: the plan, or time). Messages within facts are in `protos/tidemill/v1/common.proto`. Numbers and names are for
-ever. `tidemill log tail` shows facts as sentences, `tidemill log tail -o json` whole.
+ever. `tidemill log tail` shows facts as sentences; with `-o json` it also gives each entry's body, a serialised
+`tidemill.v1.Body`, in hex. `tidemilld projector` makes one record of each fact.
 """
 GROUPS: Final = {
     10: "The cell", 20: "Queues", 30: "Jobs", 40: "Attempts", 50: "Runs", 60: "Checkpoints", 70: "Nodes",

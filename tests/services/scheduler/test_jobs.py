@@ -38,7 +38,7 @@ def test_a_submitted_job_is_admitted_placed_started_and_succeeds() -> None:
         (Placement(RUN, NodeId("n1"), 0, "worker", (Grant(0, 1000),), 1000, 1024),),
         ResumePoint(),
         placed.master_port,
-        Reason("tightest_fit", "1 on 1 node(s) that it leaves least room on: n1"),
+        Reason("tightest_fit", "the tightest fit of 1 member on 1 node"),
     )
     cell.began("a.1.0")
     assert cell.step() == [facts.RunStarted(RUN), facts.AttemptStarted(A, 1)]
