@@ -22,7 +22,9 @@ from services.agent.output import Readers
 from services.runtime.ports import PortError
 from tidemill.v1 import node_service_pb2 as pb
 
-UNHEARD_S: Final = 15.0
+# A gateway that acknowledges nothing for so long is left for the next: up to one beat before, and a new stream after it,
+# and the node has still been heard within the silence that makes it lost (10.5 s).
+UNHEARD_S: Final = 7.0
 FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 5.0
 
