@@ -7,6 +7,8 @@ import pytest
 from chaos.bugs import BUGS, BY_NAME, Planting
 from chaos.hunt import find
 
+pytestmark = pytest.mark.timeout(600)
+
 # Quick ones here; `python -m chaos bugs` hunts all of them.
 QUICK = ("chain-off", "term-ignored", "gang-half-released", "quota-leak", "double-start", "stale-set")  # fmt: skip
 

@@ -11,6 +11,8 @@ import pytest
 from chaos import scenarios
 from simulation.history import play
 
+pytestmark = pytest.mark.timeout(600)
+
 SEED = 7
 _CHILD = (
     "from chaos import scenarios; from simulation.history import play; "

@@ -10,6 +10,8 @@ from chaos import scenarios
 from simulation.history import play
 from simulation.world import Verdict
 
+pytestmark = pytest.mark.timeout(600)
+
 # (scenario, seed): what it found once. Setups drift with the model, so each stands for its kind of history too.
 REGRESSIONS = {
     (
