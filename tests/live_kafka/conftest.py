@@ -34,6 +34,7 @@ class LivingJob:
         wanted = job_request({"name": "lives", "command": command, "cpu": 1, "gpus": 1})
         self.id = client.submit(wanted, deadline_s=60.0).job
         cell.until("the job to run", lambda: client.job(self.id).state == "running")
+        cell.until("its program to begin", self._journal.exists)
 
     def alive(self) -> bool:
         """Whether its first and only start still runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -75,3 +76,11 @@ def assert_decided_once(audit: Audit, acknowledged: list[str]) -> None:
     assert max(admitted.values()) == 1
     assert len(acknowledged) == len(set(acknowledged))
     assert set(acknowledged) <= set(admitted)
+
+
+def scheduler_ends(cell: TrialCell) -> set[int]:
+    """Exit codes of schedulers that `up` has started again."""
+    lines = (cell.directory / "up.log").read_text().splitlines()
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    hows = [line["how"] for line in said if line.get("event") == "child_ended"]
+    return {int(how.removeprefix("exit ")) for how in hows}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -17,7 +16,7 @@ from services.runtime.exits import ExitCode
 from services.runtime.trial_kafka import KafkaTrialCell
 from tests.live.audit import all_readers_agree
 from tests.live_kafka.conftest import LivingJob
-from tests.live_kafka.load import Load, assert_decided_once, rounds
+from tests.live_kafka.load import Load, assert_decided_once, rounds, scheduler_ends
 from tidemill import Client
 
 pytestmark = [pytest.mark.kafka, pytest.mark.etcd]
@@ -43,7 +42,7 @@ def test_a_leader_frozen_past_its_lease_is_followed_and_ends_when_it_thaws(
     assert_decided_once(audit, load.acknowledged)
     assert all(before <= after for before, after in pairwise(audit.terms))
     print(f"accepted {len(audit.terms)} entries, {audit.cluster.voided} void")
-    assert _ends(cell) <= {ExitCode.DEPOSED, ExitCode.LEADERSHIP_LOST}
+    assert scheduler_ends(cell) <= {ExitCode.DEPOSED, ExitCode.LEADERSHIP_LOST}
 
 
 @pytest.mark.timeout(1_800)
@@ -75,11 +74,3 @@ def _above(client: Client, term: int) -> bool:
 
 def _gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
-
-
-def _ends(cell: KafkaTrialCell) -> set[int]:
-    """Exit codes of schedulers that `up` has started again."""
-    lines = (cell.directory / "up.log").read_text().splitlines()
-    said = [json.loads(line) for line in lines if line.startswith("{")]
-    hows = [line["how"] for line in said if line.get("event") == "child_ended"]
-    return {int(how.removeprefix("exit ")) for how in hows}

@@ -7,11 +7,12 @@ import time
 import pytest
 
 from compose.local.stack import Stack
+from services.runtime.exits import ExitCode
 from services.runtime.trial_kafka import KafkaTrialCell
 from statemachines.facts import NodeLost
 from tests.live.audit import all_readers_agree
 from tests.live_kafka.conftest import LivingJob
-from tests.live_kafka.load import Load, assert_decided_once, rounds
+from tests.live_kafka.load import Load, assert_decided_once, rounds, scheduler_ends
 from tidemill import Client, job_request
 from tidemill.errors import UnavailableError
 from tidemill.v1 import job_service_pb2
@@ -69,6 +70,7 @@ def test_without_a_majority_of_etcd_nobody_leads_and_nothing_is_lost(
     for member in ("etcd-1", "etcd-2"):
         fault_stack.kill(member)
     gone_at = time.monotonic()
+    cell.until("the leader to give up", lambda: ExitCode.LEADERSHIP_LOST in scheduler_ends(cell))
     # What comes meanwhile is kept, and its answer says so.
     kept = _submit(client, "kept", deadline_s=15.0)
     _keep_away(gone_at, living)
@@ -76,6 +78,8 @@ def test_without_a_majority_of_etcd_nobody_leads_and_nothing_is_lost(
         fault_stack.start(member)
     fault_stack.wait_healthy()
     cell.until("a leader again", lambda: client.cell().term > term, within_s=BACK_WITHIN_S)
+    again = _submit(client, "kept", deadline_s=BACK_WITHIN_S)
+    assert (again.status, again.job) == (job_service_pb2.SUBMIT_STATUS_ADMITTED, kept.job)
     assert client.wait(kept.job, timeout_s=BACK_WITHIN_S).state == "succeeded"
     living.end(client)
     audit = all_readers_agree(cell, client)
@@ -92,7 +96,9 @@ def _keep_away(since: float, living: LivingJob) -> None:
 
 
 def _submit(client: Client, name: str, *, deadline_s: float) -> job_service_pb2.SubmitJobResponse:
+    """The same name is the same request."""
     wanted = job_request({"name": name, "command": ["true"], "cpu": 1})
+    wanted.request_id = name
     return client.submit(wanted, deadline_s=deadline_s)
 
 
