@@ -1,9 +1,10 @@
-"""What holds for every test: Hypothesis profiles, no silent skip, and a count of skips at the end.
+"""What holds for every test: Hypothesis profiles, no silent skip, a count of skips at the end, and Ctrl-C.
 
 It must never hold fixtures of one subject; those live beside the tests that use them.
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -19,6 +20,11 @@ pytest_plugins = ("tests.fixtures.stack",)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("desk", deadline=None, print_blob=True)
 settings.load_profile("ci" if IN_CI else "desk")
+
+
+# What a shell starts in the background ignores SIGINT, and hands that on to its children; tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
