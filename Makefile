@@ -65,6 +65,7 @@ chaos: $(READY) ## A hostile world: SEEDS=10000 histories, every scenario, every
 	@$(BIN)/python -m chaos bugs --json out/chaos/bugs.json
 	@for name in $$($(BIN)/python -m chaos list | awk '/\[live\]$$/ { print $$1 }'); do \
 		echo "== $$name, live" >&2; $(BIN)/python -m chaos live $$name --json out/chaos/live-$$name.json; done
+	@TIDEMILL_LONG=1 $(BIN)/pytest -q -s tests/live_kafka
 
 .PHONY: coverage
 coverage: $(READY) ## Branch coverage of the pure layers by their own tests, held at 100 %

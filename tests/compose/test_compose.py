@@ -1,6 +1,7 @@
 """What the container stack promises: the same broker settings, nothing open to the outside."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,20 +24,48 @@ def test_entrypoint_fills_in_every_name_of_the_broker_template() -> None:
     assert filled == asked != set()
 
 
+ONCE: Final = {"keys", "topics"}
+STORAGE: Final = [name for name in SERVICES if name.startswith(("kafka-", "etcd-"))]
+OURS: Final = [name for name in SERVICES if name not in STORAGE]
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_publishes_on_loopback_only_and_may_not_gain_rights(name: str) -> None:
     service = SERVICES[name]
-    assert [port for port in service["ports"] if not port.startswith("127.0.0.1:")] == []
+    published = service.get("ports", [])
+    assert [port for port in published if not port.startswith("127.0.0.1:")] == []
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["read_only"] is True
     assert {"restart", "mem_limit", "healthcheck"} <= service.keys()
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in ONCE])
 def test_a_service_keeps_its_data_in_a_volume_of_its_own(name: str) -> None:
-    assert SERVICES[name]["volumes"] == [f"{name}:/data"]
+    assert SERVICES[name]["volumes"][0] == f"{name}:/data"
     assert name in STACK["volumes"]
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name not in ONCE])
+def test_a_service_that_stays_starts_again_and_is_asked_whether_it_is_well(name: str) -> None:
+    service = SERVICES[name]
+    assert service["restart"] == "unless-stopped"
+    assert "/healthz" in " ".join(service["healthcheck"]["test"])
+
+
+def test_the_cell_has_more_than_one_of_what_it_cannot_be_without() -> None:
+    kinds = Counter(name.rpartition("-")[0] for name in SERVICES)
+    assert kinds["gateway"] == 2
+    assert kinds["scheduler"] == 3
+    assert kinds["health"] == 2
+    assert kinds["node"] == 4
+
+
+def test_schedulers_are_named_as_their_services() -> None:
+    """Whoever wants to kill the leader's container finds it by the name that the log gives."""
+    for name in OURS:
+        if name.startswith("scheduler-"):
+            assert SERVICES[name]["command"] == ["scheduler", "--name", name]
 
 
 def test_images_are_those_of_the_pinned_versions() -> None:
@@ -45,7 +74,9 @@ def test_images_are_those_of_the_pinned_versions() -> None:
         for service in SERVICES.values()
         if (match := re.search(r"\$\{(\w+):", service["image"]))
     }
-    assert asked == {"KAFKA_VERSION", "ETCD_VERSION"} <= versions.pinned().keys()
+    assert (
+        asked == {"KAFKA_VERSION", "ETCD_VERSION", "TIDEMILL_VERSION"} <= versions.pinned().keys()
+    )
 
 
 def test_brokers_and_etcd_members_know_all_of_their_kind() -> None:
