@@ -58,7 +58,7 @@ class Host:
         self._still: dict[Place, tuple[int, int]] = {}
         self._looked_ms = 0
         self._said: list[Verdict] = []
-        self._held_back = 0
+        self.held_back = 0
 
     # --- StreamHandler
 
@@ -102,7 +102,7 @@ class Host:
             return
         self._check_progress()
         all_read = all(self._positions[place] >= end for place, end in before.items())
-        self._held_back += not all_read
+        self.held_back += not all_read
         said += self.judge.tick(all_read=all_read)
         await asyncio.to_thread(self.judge.publish, said)
 
@@ -123,7 +123,7 @@ class Host:
         yield (
             "health_turns_held_back",
             "Looks at which too many were, so nobody was judged",
-            self._held_back,
+            self.held_back,
         )
 
     async def _stand_by(self) -> None:

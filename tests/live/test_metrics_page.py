@@ -81,7 +81,7 @@ def test_the_page_is_what_a_service_serves(scrapes: dict[str, str], service: str
 
 
 def test_the_page_is_what_health_serves_on_either_host(scrapes: dict[str, str]) -> None:
-    more = Host.gauges(SimpleNamespace(active=True, behind=0))  # type: ignore[arg-type]
+    more = Host.gauges(SimpleNamespace(active=True, behind=0, held_back=0))  # type: ignore[arg-type]
     on_streams = "".join(
         f"# HELP tidemill_{name} {text}\n# TYPE tidemill_{name} gauge\ntidemill_{name} {float(value)}\n"
         for name, text, value in more
