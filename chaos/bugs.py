@@ -368,7 +368,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     Bug("fsync-skipped", "the agent's state is not on disk when it says so", _fsync_skipped, seed=2, scenario="agent-restarts"),
     Bug("stale-set", "an older desired set is followed", _stale_set, scenario="stale-sets"),
     Bug("double-start", "an adopted run is started again", _double_start),
-    Bug("lost-spool", "the end of a run is not kept until it is acknowledged", _lost_spool),
-    Bug("no-fence", "an agent that is cut off does not fence itself", _no_fence),
+    Bug("lost-spool", "the end of a run is not kept until it is acknowledged", _lost_spool, scenario="stale-sets"),
+    Bug("no-fence", "an agent that is cut off does not fence itself", _no_fence, scenario="partition"),
 )  # fmt: skip
 BY_NAME: Final = {bug.name: bug for bug in BUGS}

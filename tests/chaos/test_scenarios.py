@@ -9,7 +9,6 @@ from simulation.history import play
 from simulation.referee import Event
 from simulation.scenario import Check
 
-
 pytestmark = pytest.mark.timeout(600)
 
 
