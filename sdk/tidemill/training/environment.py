@@ -88,12 +88,6 @@ def read_identity(
         raise ValueError(f"rank {rank} is not below the world size {world_size} (RANK, WORLD_SIZE)")
     spool = Path(env.get("TIDEMILL_SPOOL_DIR") or checkpoint_dir / ".spool")
     ask_file = env.get("TIDEMILL_ASK_FILE")
-    reach = env.get("TIDEMILL_CHECKPOINT_REACH") or "cell"
-    if reach not in REACHES:
-        known = ", ".join(REACHES)
-        raise ValueError(
-            f"environment variable TIDEMILL_CHECKPOINT_REACH={reach!r} is none of {known}"
-        )
     return Identity(
         job=env.get("TIDEMILL_JOB", ""),
         attempt=_integer(env, "TIDEMILL_ATTEMPT", 0),
@@ -103,19 +97,31 @@ def read_identity(
         node=env.get("TIDEMILL_NODE", ""),
         gateway=env.get("TIDEMILL_GATEWAY", "") if managed else "",
         token=env.get("TIDEMILL_TOKEN", "") if managed else "",
-        resume=ResumePoint(
-            _integer(env, "TIDEMILL_RESUME_STEP", 0),
-            env.get("TIDEMILL_RESUME_URI", ""),
-            env.get("TIDEMILL_RESUME_MANIFEST", ""),
-        )
-        if managed
-        else ResumePoint(),
+        resume=_resume_point(env) if managed else ResumePoint(),
         checkpoint_dir=checkpoint_dir.absolute(),
-        reach=reach,
+        reach=_reach(env),
         ask_file=Path(ask_file) if managed and ask_file else None,
         restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
         spool_dir=(spool / f"rank-{rank}").absolute() if managed else None,
     )
+
+
+def _resume_point(env: Mapping[str, str]) -> ResumePoint:
+    return ResumePoint(
+        _integer(env, "TIDEMILL_RESUME_STEP", 0),
+        env.get("TIDEMILL_RESUME_URI", ""),
+        env.get("TIDEMILL_RESUME_MANIFEST", ""),
+    )
+
+
+def _reach(env: Mapping[str, str]) -> str:
+    reach = env.get("TIDEMILL_CHECKPOINT_REACH") or "cell"
+    if reach not in REACHES:
+        known = ", ".join(REACHES)
+        raise ValueError(
+            f"environment variable TIDEMILL_CHECKPOINT_REACH={reach!r} is none of {known}"
+        )
+    return reach
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:
