@@ -128,7 +128,7 @@ def _shut_why(node: Node) -> str:
 
 def over_limit(cluster: Cluster, job: Job, extra: dict[str, tuple[int, int]]) -> Reason | None:
     """The first queue of the line whose limit this job would pass; `extra` is what the plan at hand has given already."""
-    devices, cpu_milli = job.spec.devices, job.spec.cpu_milli
+    devices, cpu_milli = job.spec.demand()
     for queue in cluster.queue_line(job.spec.queue):
         usage, (more_devices, more_cpu) = cluster.queue_usage[queue.id], extra.get(queue.id, (0, 0))
         used = usage.devices + more_devices

@@ -450,19 +450,21 @@ class Cluster:
         return attempt
 
     def _swap_attempt(self, attempt: Attempt) -> None:
-        tried = self.attempts[attempt.job]
+        job = attempt.job
+        tried = self.attempts[job]
         if len(tried) == 1:
-            self.attempts[attempt.job] = (attempt,)
+            self.attempts[job] = (attempt,)
             return
-        self.attempts[attempt.job] = tuple(
+        self.attempts[job] = tuple(
             [attempt if other.number == attempt.number else other for other in tried]
         )
 
     def _charge_queues(self, job: Job, sign: int) -> None:
-        devices, cpu_milli = sign * job.spec.devices, sign * job.spec.cpu_milli
-        for usage in self._lines[job.spec.queue]:
-            usage.devices += devices
-            usage.cpu_milli += cpu_milli
+        spec = job.spec
+        devices, cpu_milli = spec.demand()
+        for usage in self._lines[spec.queue]:
+            usage.devices += sign * devices
+            usage.cpu_milli += sign * cpu_milli
 
     def _forget_runs(self, attempt: Attempt) -> None:
         assert attempt.open == 0, f"attempt {attempt.number} of job {attempt.job} has open runs"

@@ -20,20 +20,22 @@ class NodeUsage:
 
     def take(self, run: Run) -> None:
         """A run was placed here; asserts that what it was granted is free."""
+        name, holders = run.id, self.holders
         for grant in run.devices:
-            holder = self.holders.get(grant.index)
-            assert holder is None, (
-                f"device {grant.index} of {run.node} is held by {holder}, not free for {run.id}"
+            index = grant.index
+            assert index not in holders, (
+                f"device {index} of {run.node} is held by {holders[index]}, not free for {name}"
             )
-            self.holders[grant.index] = run.id
+            holders[index] = name
         self.cpu_milli += run.cpu_milli
         self.memory_mib += run.memory_mib
-        self.runs[run.id] = None
+        self.runs[name] = None
 
     def give_back(self, run: Run) -> None:
         """A run has ended here."""
+        holders = self.holders
         for grant in run.devices:
-            del self.holders[grant.index]
+            del holders[grant.index]
         self.cpu_milli -= run.cpu_milli
         self.memory_mib -= run.memory_mib
         del self.runs[run.id]

@@ -154,18 +154,21 @@ class JobSpec(Value):
     @property
     def devices(self) -> int:
         """Whole devices of the gang."""
-        total = 0
-        for role in self.roles:
-            total += role.count * role.resources.devices
-        return total
+        return self.demand()[0]
 
     @property
     def cpu_milli(self) -> int:
         """Milli-CPU of the gang."""
-        total = 0
+        return self.demand()[1]
+
+    def demand(self) -> tuple[int, int]:
+        """Whole devices and milli-CPU of the gang, for those who need both of every job."""
+        devices = cpu_milli = 0
         for role in self.roles:
-            total += role.count * role.resources.cpu_milli
-        return total
+            each, count = role.resources, role.count
+            devices += count * each.devices
+            cpu_milli += count * each.cpu_milli
+        return devices, cpu_milli
 
 
 class Grant(Value):

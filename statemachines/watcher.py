@@ -184,7 +184,7 @@ def _within_limits(cluster: Cluster, job: Job) -> Iterator[str]:
     for queue in cluster.queue_line(job.spec.queue):
         usage = cluster.queue_usage[queue.id]
         # A limit that was lowered leaves its queue over it; what asks for none of it adds none.
-        devices, cpu_milli = job.spec.devices, job.spec.cpu_milli
+        devices, cpu_milli = job.spec.demand()
         if devices and NO_LIMIT != queue.device_limit < usage.devices + devices:
             yield f"H: job {job.id} takes queue {queue.id} over {queue.device_limit} devices"
         if cpu_milli and NO_LIMIT != queue.cpu_milli_limit < usage.cpu_milli + cpu_milli:
