@@ -42,7 +42,7 @@ class Account:
         elif self.phase is Phase.CHECKPOINT:
             self.lost_ms["checkpoint"] += spent_ms
         else:
-            self.lost_ms[self._sake or self.phase] += spent_ms
+            self.lost_ms[self._sake or self.phase.value] += spent_ms
 
     def enter(self, now_ms: int, phase: Phase) -> None:
         """What it does from now on."""

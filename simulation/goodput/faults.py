@@ -39,7 +39,9 @@ class Kind(StrEnum):
     ALARM = "alarm"  # A healthy node is taken for lost by mistake.
     PLANNED = "planned"  # Drained with `notice_ms`, then out for `length_ms`.
     STRAGGLER = "straggler"  # Runs at `speed` for `length_ms`.
-    INCIDENT = "incident"  # Nothing of the cell makes progress for `length_ms`; no node is at fault.
+    INCIDENT = (
+        "incident"  # Nothing of the cell makes progress for `length_ms`; no node is at fault.
+    )
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +55,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     channel: Channel = Channel.CRASH
     lemon: bool = False  # Of the extra hazard of a lemon: void once it is replaced.
     implicit: bool = False
-    noticed_ms: int = 0  # Until it shows to whoever looks; silence and hangs show by timeouts instead.
+    noticed_ms: int = (
+        0  # Until it shows to whoever looks; silence and hangs show by timeouts instead.
+    )
     speed: float = 1.0
     transient: bool = False
     again: bool = False
     again_ms: int = 0
-    physical: bool = False
     repair_ms: int = 0
     unfixed: bool = False
     length_ms: int = 0
@@ -86,8 +89,12 @@ def events(world: World, seed: int) -> list[Event]:
 # --- the base hazard
 
 
+def _rows(world: World) -> list[Row]:
+    return [row for row in CAUSES if world.network is None or row.cause not in NETWORK]
+
+
 def _base(world: World, seed: int) -> Iterator[Event]:
-    rows = [row for row in CAUSES if world.network is None or row.cause not in NETWORK]
+    rows = _rows(world)
     special = sorted(lemons(world, seed))
     new = frozenset(Random(f"{seed}/new").sample(range(world.nodes), round(world.new_nodes * world.nodes)))  # fmt: skip
     for row in rows:
@@ -122,7 +129,7 @@ def _faults(
         yield event
         if row.hardware and chance.random() < world.second:
             later_ms = at_ms + round(chance.random() * world.second_within_s * 1000)
-            yield _fault(world, chance, chance.choice(CAUSES), later_ms, node, extra=extra)
+            yield _fault(world, chance, chance.choice(_rows(world)), later_ms, node, extra=extra)
 
 
 def _infancy(world: World, at_ms: int) -> float:
@@ -139,9 +146,7 @@ def _times(chance: Random, per_day: float, days: float) -> Iterator[int]:
         yield round(day * DAY_MS)
 
 
-def _fault(
-    world: World, chance: Random, row: Row, at_ms: int, node: int, *, extra: bool
-) -> Event:
+def _fault(world: World, chance: Random, row: Row, at_ms: int, node: int, *, extra: bool) -> Event:
     implicit = row.hardware and chance.random() < world.implicit
     channel = row.channel
     if implicit:
@@ -163,7 +168,6 @@ def _fault(
         transient=not row.hardware or chance.random() < world.transient,
         again=chance.random() < world.again,
         again_ms=round(chance.random() * world.again_within_s * 1000),
-        physical=physical,
         repair_ms=_lognormal_ms(chance, repair),
         unfixed=row.hardware and chance.random() < world.repair.unfixed,
     )

@@ -14,15 +14,18 @@ from planning.decisions import Place
 from planning.planner import Planner
 from services.health import wire
 from services.health.messages import Verdict
-from services.scheduler import attempts, nodes, trainers, verdicts
+from services.scheduler import attempts, job_requests, nodes, trainers, verdicts
+from services.scheduler.arrays import Arrays
 from services.scheduler.draft import Draft
 from services.scheduler.duetimes import DueTimes
 from statemachines.attempt import Attempt
 from statemachines.cluster import Cluster
 from statemachines.entry import Recorded
 from statemachines.facts import AttemptEnded, Fact, GangPlaced, JobWaiting, RunStarted
+from statemachines.job import JobState
 from statemachines.run import RunState
 from statemachines.values import Cause, Evidence, JobId, NodeId
+from tidemill.v1 import requests_pb2
 
 _DECISIONS: Final = 2_000
 _SIGTERM: Final = 15
@@ -52,6 +55,7 @@ class Leader:
             self.cluster.apply(Recorded(fact), 0)
         self._planner = Planner(self.cluster)
         self._due = DueTimes(self.cluster)
+        self._arrays = Arrays(self.cluster)
         self.cluster.take_touched()
 
     def decide(self, now_ms: int, what: Callable[[Draft], None]) -> None:
@@ -67,6 +71,17 @@ class Leader:
     def report(self, now_ms: int, kind: str, said: Any) -> None:
         """What a trainer reports."""
         self.decide(now_ms, lambda draft: trainers.HANDLERS[kind](draft, said))
+
+    def request(self, now_ms: int, said: Any) -> None:
+        """What a person or program asks of a job; raises RefusedError."""
+        self.decide(now_ms, lambda draft: job_requests.decide(draft, self._arrays, said))
+
+    def release(self, now_ms: int, job: JobId) -> bool:
+        """A person looked at a held job and lets it try again; False when it is not held."""
+        if self.cluster.jobs[job].state is not JobState.HELD:
+            return False
+        self.request(now_ms, requests_pb2.ReleaseJob(job=job))
+        return True
 
     def turn(self, now_ms: int) -> None:
         """What follows from what was decided: deadlines, drained nodes, the plan."""

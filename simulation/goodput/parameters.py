@@ -145,16 +145,14 @@ class World(msgspec.Struct, frozen=True):
     transient: float = 0.25  # gone when tried again [S,A]
     again: float = 0.70  # a bad node that is used again fails the job ... [S,A]
     again_within_s: float = 1_800.0  # [S,A]
-    job_failures: float = (
-        0.0  # of the program per node-day: 15e-3 in a research mix, 0 in mature pre-training [D,A]
-    )
+    job_failures: float = 0.0  # per node-day; 15e-3 in a research mix [D,A]
     repair: Repair = Repair()
     save_s: float = 5.0  # the trainer stands still for it [A: the bars' d]
     first_save_s: float = 300.0  # until a save has been measured, and so advice given [A]
     stop_s: float = STOP_S  # from the order until every member is gone [A]
     grace_s: float = 30.0  # the same when it hangs: killed after the default grace [P: our policy]
     start_s: float = 5.0  # until all processes exist; inside the restart [A]
-    restart: Lognormal = Lognormal(100.0, 0.0)  # from placement to the first new step
+    restart: Lognormal = Lognormal(100.0, 0.0)  # from placement to the first new step [A: the bars]
     restart_floor_s: float = 20.0  # [A]
     human: float = 0.0  # of restarts take a person ... [A]
     human_sigma: float = 2.2  # ... and this sigma [D, OLMo Hybrid: median 222 s, mean 2334 s]
@@ -164,7 +162,7 @@ class World(msgspec.Struct, frozen=True):
     small_nodes: int = 8  # of each smaller job [A]
     network: Network | None = None
     noise: Noise | None = None
-    quarantine_hits: int = 0  # an operator takes a node out at so many faults; 0: never
+    quarantine_hits: int = 0  # faults until an operator takes a node out; 0: never [A] ...
     quarantine_days: float = 28.0  # within [A]
 
 
@@ -176,7 +174,7 @@ SCHEDULER_SHARE_S: Final = 15.0
 def planning_world(nodes: int, train_nodes: int, days: float) -> World:
     """D = 5 s, R = 120 s, 3.8 per 1,000 node-days, half of the hardware's on lemons that nobody quarantines."""
     own_s = PLANNED_RESTART_S - SCHEDULER_SHARE_S - STOP_S
-    return World(nodes, train_nodes, days, restart=Lognormal(own_s, 0.0))
+    return World(nodes, train_nodes, days, restart=Lognormal(own_s, 0.0), again=0.0, second=0.0)
 
 
 def field_world(nodes: int, train_nodes: int, days: float, *, incident_days: float) -> World:
@@ -185,4 +183,3 @@ def field_world(nodes: int, train_nodes: int, days: float, *, incident_days: flo
         nodes, train_nodes, days, new_nodes=0.05, network=Network(), noise=Noise(incident_days=incident_days),
         restart=Lognormal(222.0, 1.2), human=0.05,
     )  # fmt: skip
-

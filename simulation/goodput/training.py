@@ -17,10 +17,12 @@ from simulation.goodput.leader import Leader
 from simulation.goodput.parameters import World
 from statemachines.attempt import Attempt, AttemptState
 from statemachines.job import JobState
-from statemachines.values import JobId
+from statemachines.values import Cause, JobId
 from tidemill.v1 import common_pb2, reports_pb2
 
 _WORKING: Final = frozenset({Phase.RUN, Phase.CHECKPOINT})
+# Stops for the sake of others, and what their cost counts as.
+_SAKES: Final = {Cause.DRAINED: "planned", Cause.REQUEUED: "cascade", Cause.PREEMPTED: "cascade"}
 
 
 class Stage(Protocol):
@@ -54,6 +56,7 @@ class Training:
         self._stage, self._leader, self._world = stage, leader, world
         self._seed, self._requeue_ms = seed, requeue_ms
         self._attempt = 0
+        self._stopping = 0
 
     @property
     def phase(self) -> Phase:
@@ -117,10 +120,13 @@ class Training:
 
     def _stop(self, attempt: Attempt) -> None:
         """Its members go; one that hangs is killed when its grace is over."""
-        if self.phase is Phase.RESTART and self._attempt == -attempt.number:
+        if self._stopping == attempt.number:
             return
+        self._stopping = attempt.number
         hangs, self.hung = self.hung, False
-        self._attempt = -attempt.number  # Stopping.
+        sake = _SAKES.get(attempt.stop_cause) if attempt.stop_cause is not None else None
+        if sake is not None and self.working:
+            self.account.interrupt_for(sake)
         self._enter(Phase.RESTART)
         self.serial += 1
         stop_ms = round((self._world.grace_s if hangs else self._world.stop_s) * 1000)
