@@ -466,7 +466,8 @@ def test_a_run_that_removes_its_own_files_is_ended_all_the_same(
     mine = tmp_path / "pid"
     sh(executor, f"echo $$ > {mine}; rm -rf {tmp_path}/runs/{R}; exec sleep 1000")
     pid = read_pid(mine)
-    assert end_of(executor).evidence is Evidence.KILLED_AND_REAPED
+    # Told by its supervisor, if that could still write it down before the last file was gone, else by the agent.
+    assert end_of(executor).signal == signal.SIGKILL
     assert not lives(pid)
 
 
