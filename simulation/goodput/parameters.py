@@ -60,6 +60,7 @@ CAUSES: Final = (
     Row("cpu", 2, Channel.SILENT),
     Row("system_memory", 2, Channel.SILENT),
 )
+HARDWARE: Final = frozenset(row.cause for row in CAUSES if row.hardware)
 # Rows that the processes of NICs, links and switches replace where these are on [R,D].
 NETWORK: Final = frozenset({"switch_or_cable", "nic"})
 PER_1000_NODE_DAYS: Final = 1000 * sum(row.count for row in CAUSES) / NODE_DAYS  # 3.79 [D]

@@ -22,7 +22,7 @@ from simulation.goodput.arms import Arm, known_after_ms
 from simulation.goodput.faults import DAY_MS, Event, Kind, events, lemons
 from simulation.goodput.fleet import GPUS_PER_NODE, Fleet, facts, fleet, inventory, node_id
 from simulation.goodput.leader import Leader
-from simulation.goodput.parameters import Channel, World
+from simulation.goodput.parameters import HARDWARE, Channel, World
 from simulation.goodput.training import Training
 from statemachines.attempt import AttemptState
 from statemachines.device import DeviceState
@@ -66,6 +66,7 @@ class Result(msgspec.Struct, frozen=True):
     restarts: int
     evictions: dict[str, int]
     interruptions: int  # Of the big job, by faults.
+    by_hardware: int  # Of these, those whose cause is hardware.
     spares: int
     out_mean: float
     out_max: int
@@ -111,6 +112,7 @@ class Simulation:
         self._out_max = 0
         self._quarantined = 0
         self._interruptions = 0
+        self._by_hardware = 0
         self._met: Counter[str] = Counter()
 
     # --- time
@@ -208,6 +210,7 @@ class Simulation:
             return
         if job is self._big and job.working:
             self._interruptions += 1
+            self._by_hardware += event.cause in HARDWARE
         if event.channel is Channel.SLOW:
             job.set_speed(min(job.account.speed, event.speed))
         else:
@@ -546,6 +549,7 @@ class Simulation:
             restarts=sum(each.attempts - 1 for each in jobs),
             evictions={cause.value: count for cause, count in sorted(self.leader.ends.items())},
             interruptions=self._interruptions,
+            by_hardware=self._by_hardware,
             spares=self._crew.spares,
             out_mean=round(self._out_ms / self.now_ms, 2),
             out_max=self._out_max,

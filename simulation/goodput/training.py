@@ -199,11 +199,15 @@ class Training:
         self._enter(Phase.CHECKPOINT)
         self.serial += 1
         step, now_ms = self.account.useful_ms, self._stage.now_ms
-        said = {"job": self.id, "attempt": attempt.number}
+        number = attempt.number
         if attempt.ask and not attempt.ask_step:
-            answer = reports_pb2.SaveAnswered(**said, ask=attempt.ask, at_step=step)
+            answer = reports_pb2.SaveAnswered(
+                job=self.id, attempt=number, ask=attempt.ask, at_step=step
+            )
             self._leader.report(now_ms, "save_answered", answer)
-        self._leader.report(now_ms, "save_began", reports_pb2.SaveBegan(**said, step=step))
+        self._leader.report(
+            now_ms, "save_began", reports_pb2.SaveBegan(job=self.id, attempt=number, step=step)
+        )
         serial = self.serial
         self._stage.after(round(self._world.save_s * 1000), lambda: self._saved(serial, attempt.number, step))  # fmt: skip
 
