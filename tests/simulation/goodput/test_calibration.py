@@ -83,7 +83,7 @@ def _plain(**changes: object) -> World:
         planning_world(64, 60, 20), scale=20.0, lemon_carry=0.0, implicit=0.0, visible=Lognormal(0.001, 0.0),
         stop_s=0.0, small_nodes=0, start_s=1.0, repair=parameters.Repair(reset_share=1.0, unfixed=0.0),
     )  # fmt: skip
-    return replace(world, **changes)  # type: ignore[arg-type]
+    return replace(world, **changes)
 
 
 def test_the_simulator_agrees_with_the_formula_where_its_assumptions_hold() -> None:
