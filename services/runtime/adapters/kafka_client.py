@@ -125,6 +125,7 @@ _LASTING: Final = frozenset(
         KafkaError._SSL,
     }
 )
+_CONSEQUENCES: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
 _LOGGER: Final = logging.getLogger("tidemill.kafka")
 
 
@@ -136,8 +137,10 @@ class LastError:
         self.fatal = False
 
     def __call__(self, error: KafkaError) -> None:
-        """Take what librdkafka reports outside of any call."""
-        self.error = error
+        """Take what librdkafka reports outside of any call. That all are down says less than why they turned us away."""
+        follows = error.code() in _CONSEQUENCES
+        if not (follows and self.error is not None and self.error.code() in _LASTING):
+            self.error = error
         self.fatal = self.fatal or error.fatal()
 
     def forget(self) -> None:
