@@ -1,0 +1,1 @@
+"""The goodput simulator: faults, calibrations, accounts."""
