@@ -6,6 +6,7 @@ Submissions go on all the while, so that the next entry is one that somebody wai
 from __future__ import annotations
 
 import argparse
+import contextlib
 import threading
 import time
 from typing import Final
@@ -63,6 +64,10 @@ class Terms:
         raise RuntimeError(f"no leader above term {term} within {_WITHIN_S:g} s")
 
     def _follow(self) -> None:
+        with contextlib.suppress(TidemillError):  # Its connection is closed when all is measured.
+            self._read()
+
+    def _read(self) -> None:
         for read in self._client.entries(follow=True):
             self.seen.setdefault(read.entry.term, time.monotonic())
 

@@ -7,6 +7,7 @@ report each start and end. Latency is measured with a modest load, not at the li
 from __future__ import annotations
 
 import argparse
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from bench.registry import Measured, at_least
 from services.runtime import codec
 from simulation.fleet import COMMAND, NodeShape
 from statemachines.facts import AttemptStarted, GangPlaced
-from tidemill import Client, job_request
+from tidemill import Client, TidemillError, job_request
 from tidemill.v1 import job_service_pb2
 
 _NODES: Final = {"small": 100, "full": 1_000}
@@ -43,6 +44,10 @@ class Seen:
             time.sleep(0.02)
 
     def _follow(self) -> None:
+        with contextlib.suppress(TidemillError):  # Its connection is closed when all is measured.
+            self._read()
+
+    def _read(self) -> None:
         for read in self._client.entries(follow=True):
             now = time.monotonic()
             for recorded in codec.decode_body(read.entry.body)[1]:
