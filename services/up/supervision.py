@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 FIRST_WAIT_MS: Final = 100
-LONGEST_WAIT_MS: Final = 10_000
+LONGEST_WAIT_MS: Final = 2_000
 # A child that lived this long is taken to be well: the next wait is the first again.
 WELL_AFTER_MS: Final = 30_000
 
