@@ -6,14 +6,21 @@ from typing import Final
 
 from statemachines.checkpoint import Checkpoint, CheckpointState
 from statemachines.cluster import Cluster
+from statemachines.device import DeviceState
 from statemachines.job import Job
-from statemachines.run import RunState
+from statemachines.nic import NicState
+from statemachines.run import Run, RunState
 from statemachines.values import Cause, Evidence, NodeId, Placement, Reach, ResumePoint
 
 _FROM_ANYWHERE: Final = frozenset({Reach.CELL, Reach.EVERYWHERE})
-# Ends that may lie with the node: try others first.
-_SUSPECT: Final = frozenset(
-    {Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT, Cause.START_FAILED}
+# A node that was there to see its member end proves nothing against itself; with these ends it was not.
+_NODE_WENT: Final = frozenset(
+    {
+        Evidence.FENCE_CONFIRMED,
+        Evidence.SELF_FENCED,
+        Evidence.NODE_REBOOTED,
+        Evidence.OPERATOR_SAID,
+    }
 )
 # Megatron: the same checkpoint on other hardware; hardware suspect after a failed validation.
 _OTHER_NODES: Final = frozenset({16, 17})
@@ -53,17 +60,32 @@ def master_port(cluster: Cluster, job: Job, node: NodeId) -> int:
 
 
 def avoid(cluster: Cluster, job: Job) -> frozenset[NodeId]:
-    """Nodes where the last attempt failed in a way that may be theirs. Membership is asked, order never."""
+    """Nodes where the last attempt failed in a way that may be theirs. Membership is asked, order never.
+
+    Members that only followed, stopped because another failed, say nothing against their nodes however they exited.
+    """
     last = cluster.attempt(job.id)
     if last is None:
         return frozenset()
-    nodes: list[NodeId] = []
-    for run_id in last.runs:
-        run = cluster.runs[run_id]
-        never = run.evidence is Evidence.NEVER_STARTED
-        blamed = last.cause in _SUSPECT and (
-            run.state is RunState.LOST or run.exit_code != 0 or never
-        )
-        if blamed or run.exit_code in _OTHER_NODES:
-            nodes.append(run.node)
-    return frozenset(nodes)
+    runs = [cluster.runs[run_id] for run_id in last.runs]
+    return frozenset([run.node for run in runs if _suspect(cluster, last.cause, run)])
+
+
+def _suspect(cluster: Cluster, cause: Cause | None, run: Run) -> bool:
+    if run.exit_code in _OTHER_NODES:
+        return True
+    match cause:
+        case Cause.NODE_LOST:
+            return run.state is RunState.LOST or run.evidence in _NODE_WENT
+        case Cause.START_FAILED:
+            return not run.started_at_ms
+        case Cause.DEVICE_FAULT:
+            held = {grant.index for grant in run.devices}
+            devices = cluster.nodes[run.node].devices
+            return any(
+                each.state is DeviceState.FAULTY for each in devices if each.spec.index in held
+            )
+        case Cause.NIC_FAULT:
+            return any(nic.state is NicState.FAULTY for nic in cluster.nodes[run.node].nics)
+        case _:
+            return False

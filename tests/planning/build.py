@@ -15,6 +15,7 @@ from statemachines.values import (
     JobId,
     JobNext,
     JobSpec,
+    NicSpec,
     NodeId,
     Outcome,
     QueueId,
@@ -48,10 +49,16 @@ class Cell:
         self.cluster.at_ms = self.now_ms
 
     def node(
-        self, name: str, devices: int = 8, model: str = "H100", cpu: int = 64, memory: int = 65_536
+        self,
+        name: str,
+        devices: int = 8,
+        model: str = "H100",
+        cpu: int = 64,
+        memory: int = 65_536,
+        nics: tuple[NicSpec, ...] = (),
     ) -> None:
         cards = tuple(DeviceSpec(i, model, f"{name}-{i}") for i in range(devices))
-        inventory = Inventory("127.0.0.1", cpu * 1000, memory, cards)
+        inventory = Inventory("127.0.0.1", cpu * 1000, memory, cards, nics)
         self.record(facts.NodeJoined(NodeId(name), 1, inventory))
 
     def job(
@@ -65,9 +72,10 @@ class Cell:
         models: tuple[str, ...] = (),
         priority: int = 0,
         queue: str = "default",
+        overlap_safe: bool = False,
     ) -> None:
         role = Role("worker", members, Resources(cpu * 1000, memory, devices, models))
-        spec = JobSpec(name, QueueId(queue), priority, (role,))
+        spec = JobSpec(name, QueueId(queue), priority, (role,), overlap_safe=overlap_safe)
         number = self.cluster.next_number
         self.record(facts.JobAdmitted(JobId(name), number, 0, spec, f"r/{name}", b""))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from planning import capacity
 from planning.decisions import Place
 from planning.restart import avoid, master_port
@@ -11,6 +13,7 @@ from statemachines.values import (
     Evidence,
     JobId,
     JobNext,
+    NicSpec,
     NodeId,
     Outcome,
     QueueId,
@@ -156,18 +159,82 @@ def test_ports_of_members_that_lead_nothing_are_free() -> None:
     assert master_port(cell.cluster, cell.cluster.jobs[JobId("gang")], led) == 30_000
 
 
-def test_only_nodes_of_members_that_failed_are_avoided() -> None:
+def three() -> Cell:
+    """A gang of three members, each alone on a node; it lands the same way each time."""
+    cell = Cell()
+    for name in ("a", "b", "c"):
+        cell.node(name, devices=1, nics=(NicSpec("eth0"),))
+    cell.job("gang", members=3)
+    cell.plan()
+    return cell
+
+
+def gang_ends(cause: Cause, *before: facts.Fact, evidence: Evidence, code: int = 0) -> set[int]:
+    """The ranks whose nodes a gang of three avoids next: rank 1 ends as told, the others follow, told to stop."""
+    cell = three()
+    runs = [cell.cluster.runs[RunId(f"gang.1.{rank}")] for rank in range(3)]
+    for run in (runs[0], runs[2]):
+        cell.record(facts.RunStarted(run.id))
+    for fact in before:
+        cell.record(fact)
+    ends = ((1, Evidence.EXIT_STATUS), (code, evidence), (143, Evidence.KILLED_AND_REAPED))
+    for run, (exit_code, how) in zip(runs, ends, strict=True):
+        cell.record(facts.RunEnded(run.id, exit_code, 0, how, ""))
+    ended = (Outcome.FAILED, cause, "", JobNext.QUEUED, 0)
+    cell.record(facts.AttemptEnded(JobId("gang"), 1, *ended))
+    avoided = avoid(cell.cluster, cell.cluster.jobs[JobId("gang")])
+    return {run.rank for run in runs if run.node in avoided}
+
+
+FAULT = Reason("test", "as told")
+
+
+@pytest.mark.parametrize(
+    ("cause", "evidence"),
+    [
+        (Cause.NODE_LOST, Evidence.SELF_FENCED),
+        (Cause.NODE_LOST, Evidence.FENCE_CONFIRMED),
+        (Cause.NODE_LOST, Evidence.NODE_REBOOTED),
+        (Cause.NODE_LOST, Evidence.OPERATOR_SAID),
+        (Cause.START_FAILED, Evidence.NEVER_STARTED),
+    ],
+)
+def test_only_the_node_that_failed_is_avoided_and_none_of_members_that_followed(
+    cause: Cause, evidence: Evidence
+) -> None:
+    assert gang_ends(cause, evidence=evidence) == {1}
+
+
+def test_nodes_with_the_fault_that_ended_the_attempt_are_avoided() -> None:
+    where = three().cluster.runs[RunId("gang.1.1")].node
+    device, nic = facts.DeviceFaulted(where, 0, FAULT), facts.NicFaulted(where, "eth0", FAULT)
+    exited = Evidence.EXIT_STATUS
+    assert gang_ends(Cause.DEVICE_FAULT, device, evidence=exited) == {1}
+    assert gang_ends(Cause.DEVICE_FAULT, nic, evidence=exited) == set()
+    assert gang_ends(Cause.NIC_FAULT, nic, evidence=exited) == {1}
+    assert gang_ends(Cause.NIC_FAULT, device, evidence=exited) == set()
+
+
+def test_a_program_that_asks_for_other_hardware_gets_it_and_any_other_failure_blames_no_node() -> (
+    None
+):
+    exited = Evidence.EXIT_STATUS
+    assert gang_ends(Cause.PROGRAM_FAILED, evidence=exited, code=16) == {1}
+    assert gang_ends(Cause.PROGRAM_FAILED, evidence=exited, code=1) == set()
+
+
+def test_members_on_a_lost_node_are_what_is_avoided() -> None:
     cell = Cell()
     for name in ("a", "b"):
         cell.node(name, devices=1)
-    cell.job("gang", members=2)
+    cell.job("gang", members=2, overlap_safe=True)
     cell.plan()
-    for rank, code in enumerate((0, 1)):
-        cell.record(facts.RunEnded(RunId(f"gang.1.{rank}"), code, 0, Evidence.EXIT_STATUS, ""))
-    ended = (Outcome.FAILED, Cause.START_FAILED, "", JobNext.QUEUED, 0)
+    lost, kept = (cell.cluster.runs[RunId(f"gang.1.{rank}")] for rank in range(2))
+    cell.record(facts.NodeLost(lost.node, 1, ""))
+    cell.record(facts.RunEnded(kept.id, 1, 0, Evidence.EXIT_STATUS, ""))
+    ended = (Outcome.LOST, Cause.NODE_LOST, "", JobNext.QUEUED, 0)
     cell.record(facts.AttemptEnded(JobId("gang"), 1, *ended))
-    failed = cell.cluster.runs[RunId("gang.1.1")].node
-    assert avoid(cell.cluster, cell.cluster.jobs[JobId("gang")]) == {failed}
+    assert avoid(cell.cluster, cell.cluster.jobs[JobId("gang")]) == {lost.node}
 
 
 def test_growth_beyond_what_is_remembered_makes_the_waiting_look_at_everything() -> None:
