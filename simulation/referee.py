@@ -212,7 +212,8 @@ def _detail(fact: Fact) -> str:
         case facts.CheckpointSaved(step=step):
             return str(step)
         case facts.GangPlaced(placements=placements, resume=resume):
-            return f"{len(placements)} members from step {resume.step}"
+            nodes = " ".join(each.node for each in placements)
+            return f"{len(placements)} members from step {resume.step} on {nodes}"
         case facts.RunEnded(evidence=evidence):
             return evidence.value
         case facts.NicFaulted(nic=nic) | facts.NicDegraded(nic=nic) | facts.NicRecovered(nic=nic):

@@ -41,12 +41,13 @@ class Links:
             now, before = self._read(name), self._told.get(name)
             if before is not None and now == before:
                 continue
-            if before is not None and now.up == before.up:
-                turns = min((now.changes - before.changes) // 2, TURNS_MAX)
-                told += [replace(now, up=not now.up), now] * turns
-            else:
-                told.append(now)
             self._told[name] = now
+            turned = replace(now, up=not now.up)
+            turns = 0 if before is None else min((now.changes - before.changes) // 2, TURNS_MAX)
+            if before is not None and now.up == before.up:
+                told += [turned, now] * turns
+            else:
+                told += [now, turned] * turns + [now]
         return told
 
     def say_again(self) -> None:

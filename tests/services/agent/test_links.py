@@ -63,6 +63,15 @@ def test_flaps_between_two_looks_are_told_in_order(
     assert told(links) == [False, True] * turns
 
 
+@pytest.mark.parametrize(("changes", "turns"), [(2, 0), (4, 1), (6, 2), (1000, TURNS_MAX)])
+def test_flaps_before_a_link_stays_down_are_told_too(
+    links: Links, port: Port, changes: int, turns: int
+) -> None:
+    told(links)
+    port.set("down", changes)
+    assert told(links) == [False, True] * turns + [False]
+
+
 def test_an_interface_that_vanishes_is_down(links: Links, port: Port) -> None:
     told(links)
     port.remove()
