@@ -17,7 +17,7 @@ from statemachines.cluster import Cluster
 from statemachines.node import NodeState
 from statemachines.policy import Policy
 from statemachines.run import Run, RunState
-from statemachines.values import JobSpec, NodeId, RunId
+from statemachines.values import Cause, JobSpec, NodeId, RunId
 from tidemill.v1 import common_pb2
 from tidemill.v1 import node_service_pb2 as wire
 
@@ -26,6 +26,9 @@ Orders: TypeAlias = Mapping[str, wire.RunOrder]
 TokenOf: TypeAlias = Callable[[str, int], str]
 
 _GOES_ON: Final = frozenset({AttemptState.STARTING, AttemptState.RUNNING})
+# A gang stopped for these stands still: it has nothing to save, only to say where it stood.
+_STANDS_STILL: Final = frozenset({Cause.HUNG, Cause.NIC_FAULT})
+_STANDING_GRACE_MS: Final = 5_000
 
 
 def desired(cluster: Cluster, node: NodeId, token_of: TokenOf) -> dict[str, wire.RunOrder]:
@@ -104,6 +107,13 @@ def fence_after_ms(spec: JobSpec, policy: Policy) -> int:
     return max(spec.fence_after_ms or policy.fence_after_ms, 0)
 
 
+def grace_ms(spec: JobSpec, policy: Policy, stopped_for: Cause | None) -> int:
+    """From the stop signal to the kill: what the job asks for, else the cell's, and little of it for who stands still."""
+    if spec.grace_ms or stopped_for not in _STANDS_STILL:
+        return spec.grace_ms or policy.grace_ms
+    return min(policy.grace_ms, _STANDING_GRACE_MS)
+
+
 def _order(cluster: Cluster, run: Run, token_of: TokenOf) -> wire.RunOrder:
     job = cluster.jobs[run.job]
     attempt = cluster.find_attempt(run.job, run.attempt)
@@ -117,7 +127,7 @@ def _order(cluster: Cluster, run: Run, token_of: TokenOf) -> wire.RunOrder:
         rank=run.rank,
         role=run.role,
         action=wire.RUN_ACTION_RUN if goes_on else wire.RUN_ACTION_STOP,
-        grace_ms=job.spec.grace_ms or cluster.policy.grace_ms,
+        grace_ms=grace_ms(job.spec, cluster.policy, attempt.stop_cause),
         devices=[common_pb2.Grant(index=grant.index, milli=grant.milli) for grant in run.devices],
         cpu_milli=run.cpu_milli,
         memory_mib=run.memory_mib,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from services.runtime.desired import grace_ms
 from services.scheduler import exit_codes, fencing, retry
 from services.scheduler.draft import Draft
 from services.scheduler.exit_codes import Blame
@@ -116,8 +117,8 @@ def stop_after_save(draft: Draft, job: JobId, why: str) -> None:
 
 def stop(draft: Draft, attempt: Attempt, cause: Cause, message: str, then: JobNext) -> None:
     """Its runs must end; an attempt that is stopping already keeps its deadline when that is earlier."""
-    grace_ms = draft.cluster.jobs[attempt.job].spec.grace_ms or draft.cluster.policy.grace_ms
-    deadline_ms = draft.now_ms + grace_ms
+    spec = draft.cluster.jobs[attempt.job].spec
+    deadline_ms = draft.now_ms + grace_ms(spec, draft.cluster.policy, cause)
     if attempt.state is AttemptState.STOPPING:
         deadline_ms = min(deadline_ms, attempt.stop_deadline_ms)
     said = message[:MESSAGE_CHARS]

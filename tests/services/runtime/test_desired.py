@@ -113,6 +113,20 @@ def test_an_order_says_run_until_its_attempt_stops(log: Log) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("cause", "spec_ms", "grace_ms"),
+    [
+        (Cause.HUNG, 0, 5_000), (Cause.NIC_FAULT, 0, 5_000), (Cause.HUNG, 60_000, 60_000), (Cause.CANCELLED, 0, 30_000),
+    ],
+)  # fmt: skip
+def test_a_gang_that_stands_still_gets_little_grace_unless_its_job_asks_for_more(
+    log: Log, cause: Cause, *, spec_ms: int, grace_ms: int
+) -> None:
+    log.place(grace_ms=spec_ms)
+    log.say(f.AttemptStopping(JOB, 1, cause, "", JobNext.QUEUED, 99_000))
+    assert log.order(N1).grace_ms == grace_ms
+
+
 def test_a_lost_node_is_ordered_nothing_and_told_to_stop_when_it_is_back(log: Log) -> None:
     log.place()
     log.say(f.NodeLost(N1, 1, "silent"))

@@ -10,8 +10,9 @@ from google.protobuf.message import Message
 from statemachines import facts
 from statemachines.device import DeviceState
 from statemachines.nic import NicState
+from statemachines.policy import DEFAULT_POLICY, Policy
 from statemachines.values import Cause, JobNext, Reason
-from tests.services.scheduler.cell import N1, A, Cell, spec
+from tests.services.scheduler.cell import N1, POLICY, A, Cell, spec
 from tidemill.v1 import common_pb2, verdicts_pb2
 
 HEALTHY, DEGRADED, FAULTY = (
@@ -21,9 +22,9 @@ HEALTHY, DEGRADED, FAULTY = (
 )
 
 
-def gang(members: int = 2) -> Cell:
+def gang(members: int = 2, *, policy: Policy = POLICY) -> Cell:
     """Two nodes of one device and two NICs, on which gang `a` runs."""
-    cell = Cell()
+    cell = Cell(policy=policy)
     for name in ("n1", "n2"):
         cell.attach(name, devices=1, nics=("ib0", "ib1"))
     cell.step()
@@ -160,6 +161,15 @@ def test_a_hung_attempt_is_stopped_and_tried_again() -> None:
     assert cell.step() == [
         facts.AttemptStopping(A, 1, Cause.HUNG, message, JobNext.QUEUED, deadline_ms)
     ]
+
+
+def test_a_hung_attempt_is_not_given_the_time_of_one_that_may_save() -> None:
+    cell = gang(policy=DEFAULT_POLICY)
+    cell.verdict(verdicts_pb2.JobHung(job="a", attempt=1))
+    cell.step()
+    stopping = cell.cluster.find_attempt(A, 1)
+    assert stopping is not None
+    assert stopping.stop_deadline_ms == cell.now_ms + 5_000
 
 
 def test_hanging_again_and_again_without_progress_is_held() -> None:
