@@ -55,6 +55,39 @@ class Backoff:
         return bound * scale
 
 
+class Patience:
+    """For how long a lost stream is opened anew.
+
+    The clock starts with a loss, and an answer ends it. So does a stream that was up for longer than the patience: it
+    was quiet, and not away. Call `opened` at each start, `answered` for each answer, `lost` at each end.
+    """
+
+    def __init__(
+        self, give_up_after_s: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._give_up_after_s, self._clock = give_up_after_s, clock
+        self._backoff = Backoff()
+        self._opened_at = 0.0
+        self._lost_at: float | None = None
+
+    def opened(self) -> None:
+        """A stream begins."""
+        self._opened_at = self._clock()
+
+    def answered(self) -> None:
+        """Something came."""
+        self._backoff.tries, self._lost_at = 0, None
+
+    def lost(self) -> float | None:
+        """How long to wait before the next try, in seconds; None: it is time to give up."""
+        now = self._clock()
+        if now - self._opened_at > self._give_up_after_s:
+            self.answered()
+        if self._lost_at is None:
+            self._lost_at = now
+        return None if now >= self._lost_at + self._give_up_after_s else self._backoff.next_s()
+
+
 def open_channel(context: Context) -> grpc.Channel:
     """A channel to the gateway: plain text, or TLS for "tls://HOST:PORT" and wherever a CA is configured.
 
@@ -137,25 +170,29 @@ class Caller:
     ) -> Iterator[Response]:
         """A stream that is opened anew when the connection is lost; closing the iterator ends the call.
 
-        Gives up with TidemillError when nothing came for `give_up_after_s` after the loss.
+        Gives up with TidemillError when it stays lost for `give_up_after_s`.
         """
-        backoff, lost_at = Backoff(), 0.0
+        patience = Patience(give_up_after_s)
         while True:
+            patience.opened()
             call = start()
             try:
                 for response in call:
-                    backoff, lost_at = Backoff(), 0.0
+                    patience.answered()
                     yield response
                 return
             except grpc.RpcError as error:
-                now = time.monotonic()
-                lost_at = lost_at or now
-                again = error.code() in REOPENABLE
-                if not again or now >= lost_at + give_up_after_s:
-                    raise self.failure(error, what) from error
+                wait_s = self.before_reopening(error, patience, what=what)
             finally:
                 call.cancel()
-            time.sleep(backoff.next_s())
+            time.sleep(wait_s)
+
+    def before_reopening(self, error: grpc.RpcError, patience: Patience, *, what: str) -> float:
+        """How long to wait after this end of a stream, in seconds. Raises TidemillError when it is one for good."""
+        wait_s = patience.lost() if error.code() in REOPENABLE else None
+        if wait_s is None:
+            raise self.failure(error, what) from error
+        return wait_s
 
     def failure(self, error: grpc.RpcError, what: str, hint: str = "") -> TidemillError:
         """The typed error for a failed call."""

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 import grpc
 
-from tidemill.calls import REOPENABLE, STREAM_DEADLINE_S, Backoff, Caller, Streamed
+from tidemill.calls import REOPENABLE, STREAM_DEADLINE_S, Caller, Patience, Streamed
 from tidemill.context import discover
 from tidemill.errors import CallTimeoutError
 from tidemill.outbox import Outbox
@@ -109,23 +109,20 @@ class Client:
         """Submit a stream; yields each request with its answer, in order. A refusal is an answer, not an error.
 
         At most `window` requests are ahead of their answers. A lost connection sends the unanswered again under
-        the same ids; gives up when nothing was answered for `give_up_after_s`.
+        the same ids; gives up when it stays lost for `give_up_after_s`.
         """
         outbox = Outbox(map(with_request_id, jobs), window=window)
-        backoff, heard = Backoff(), time.monotonic()
+        patience = Patience(give_up_after_s)
+        what = "the stream of submissions ended"
         try:
             while True:
+                patience.opened()
                 try:
                     for response in self._submit_stream(outbox):
-                        backoff, heard = Backoff(), time.monotonic()
+                        patience.answered()
                         yield outbox.answered(), response.result
                 except grpc.RpcError as error:
-                    lost = error.code() in REOPENABLE
-                    if not lost or time.monotonic() >= heard + give_up_after_s:
-                        raise self._caller.failure(
-                            error, "the stream of submissions ended"
-                        ) from error
-                    time.sleep(backoff.next_s())
+                    time.sleep(self._caller.before_reopening(error, patience, what=what))
                     continue
                 outbox.finish()
                 return

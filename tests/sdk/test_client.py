@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.gateway import FakeGateway, Fault
 from tidemill import Client, TidemillError, job_request
+from tidemill.calls import Patience
 from tidemill.client import PAGE
 from tidemill.errors import (
     CallTimeoutError,
@@ -141,7 +142,48 @@ def test_a_stream_gives_up_when_the_gateway_stays_away(
     assert caught.value.next_command == "tidemill doctor"
 
 
+def test_a_stream_is_given_up_for_being_away_and_not_for_having_been_quiet_before(
+    gateway: FakeGateway, client: Client
+) -> None:
+    """Whatever the patience, it is counted from the loss: the time since the last answer may be any."""
+    gateway.cut_stream_after.extend([3, 5])
+    answered = list(client.submit_many((job(f"j{i}") for i in range(10)), give_up_after_s=1e-9))
+    assert (len(answered), names(gateway).count("SubmitJobs")) == (10, 3)
+
+
 # ---------------------------------------------------------------- calls
+
+
+def test_the_clock_of_a_lost_stream_ends_with_an_answer() -> None:
+    now = iter([0.0, 10.0, 11.0, 60.0, 61.0, 119.0])
+    patience = Patience(60.0, clock=lambda: next(now))
+    patience.opened()
+    assert patience.lost()
+    patience.opened()
+    patience.answered()
+    assert patience.lost()
+    patience.opened()
+    assert patience.lost(), "59 s after the loss, 109 s after the one before"
+
+
+def test_a_stream_that_was_up_for_longer_than_the_patience_was_not_lost() -> None:
+    """The server ends a quiet stream at its deadline, again and again; nothing is wrong with it."""
+    now = iter([0.0, 3600.0, 3601.0, 7201.0, 7202.0, 10_802.0])
+    patience = Patience(300.0, clock=lambda: next(now))
+    for _ in range(3):
+        patience.opened()
+        assert patience.lost()
+
+
+def test_a_stream_that_stays_lost_is_given_up() -> None:
+    now = iter([0.0, 10.0, 11.0, 50.0, 51.0, 70.0])
+    patience = Patience(60.0, clock=lambda: next(now))
+    patience.opened()
+    assert patience.lost()
+    patience.opened()
+    assert patience.lost()
+    patience.opened()
+    assert not patience.lost()
 
 
 def test_reads_are_repeated_while_the_gateway_is_away_and_within_the_deadline(
@@ -290,6 +332,16 @@ def test_a_watch_goes_on_after_a_cut_and_repeats_nothing_that_was_seen(
     gateway.put_job(view("job1", "succeeded", offset=9))
     change = next(watch)
     assert (change.job.job, change.job.state) == ("job1", "succeeded")
+    watch.close()
+
+
+def test_a_watch_of_which_nothing_comes_outlives_the_ends_of_its_streams(
+    gateway: FakeGateway, client: Client
+) -> None:
+    gateway.put_job(view("job1"))
+    gateway.fail("WatchJobs", *[Fault("DEADLINE_EXCEEDED", "an hour is over")] * 3)
+    watch = client.watch(give_up_after_s=1e-9)
+    assert next(watch).job.job == "job1"
     watch.close()
 
 
