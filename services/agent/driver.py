@@ -248,11 +248,12 @@ class Driver:
                 self._feed(m.Started(order.run))
             return
         asked = self._launches[order.launch]
-        launch = self._prepare(order, asked)
-        await self._watch(order, asked, ignore_present=True)
         try:
+            launch = self._prepare(order, asked)
+            await self._watch(order, asked, ignore_present=True)
             await self._in(self._starts, self._executor.start, launch)
-        except StartError as error:  # Nothing of it lives.
+        except (StartError, OSError, ValueError) as error:
+            # Nothing of it lives. A user named the paths: one that cannot be costs the run, not the agent.
             self._watches.pop(order.run, None)
             log.warning("run_not_started", run=order.run, error=str(error))
             self._feed(m.Ended(order.run, Ending(Evidence.NEVER_STARTED, message=str(error))))

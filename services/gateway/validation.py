@@ -38,9 +38,16 @@ def check(message: Message) -> None:
 def check_submission(request: job_service_pb2.SubmitJobRequest) -> None:
     """The rules of the protos, and the bounds that hold over several fields."""
     check(request)
-    violations = [*_gang(request.spec), *_launch(request.launch)]
+    violations = [*_name(request.spec), *_gang(request.spec), *_launch(request.launch)]
     if violations:
         _refuse(violations, len(violations))
+
+
+def _name(spec: common_pb2.JobSpec) -> list[Violation]:
+    """It goes into the environment of the job's programs."""
+    if "\0" in spec.name:
+        return [Violation("spec.name", "a NUL character can be in no name")]
+    return []
 
 
 def _gang(spec: common_pb2.JobSpec) -> list[Violation]:
@@ -77,8 +84,10 @@ def _launch(launch: common_pb2.Launch) -> list[Violation]:
             )
         if whole > LAUNCH_BYTES_MAX:
             found.append(Violation("launch", f"{whole} bytes, more than {LAUNCH_BYTES_MAX}"))
+    marker = launch.marker
+    words += (launch.checkpoint_root, marker.directory, marker.marker)
     if "\0" in "".join(words):
-        found.append(Violation("launch", "a NUL character cannot be passed to a program"))
+        found.append(Violation("launch", "a NUL character can be in no argument and no path"))
     return found
 
 

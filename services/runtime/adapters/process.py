@@ -39,6 +39,8 @@ STAMP_BYTES: Final = 63
 START_S: Final = 30.0
 ADOPT_S: Final = 10.0
 KILL_S: Final = 5.0
+# Above every exit code and every signal.
+STATUS_END: Final = 256
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):
@@ -118,7 +120,12 @@ class ProcessExecutor:
             ) from error
         limits = Limits(launch.cpu_milli, launch.memory_mib, self._settings.processes_max)
         group = self._cgroups.make(launch.run, limits)
-        pid, said = self._spawn(folder, self._order(launch, argv, folder, group))
+        try:
+            pid, said = self._spawn(folder, self._order(launch, argv, folder, group))
+        except OSError as error:  # No supervisor: no room on the disk, or for one more process.
+            group.remove()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise StartError(f"its supervisor could not be started: {error.strerror}") from error
         with self._lock:
             if said == b"\n":
                 self._live[launch.run] = pid
@@ -365,12 +372,20 @@ def _read_end(run: RunId, folder: Path) -> RunEnd:
     try:
         kept = (folder / "exit").read_text(errors="replace")
         code, number, evidence, message = kept.split("\n", 1)[0].split(" ", 3)
-        return RunEnd(run, Evidence(evidence), int(code), int(number), message, left)
+        return RunEnd(run, Evidence(evidence), _status(code), _status(number), message, left)
     except (OSError, ValueError):
         message = "its supervisor was killed; how it ended is not known"
         return RunEnd(
             run, Evidence.KILLED_AND_REAPED, signal=signal.SIGKILL, message=message, left=left
         )
+
+
+def _status(text: str) -> int:
+    """An exit code or a signal. Raises ValueError for what none can be: a program may have put its own file there."""
+    number = int(text)
+    if not 0 <= number < STATUS_END:
+        raise ValueError(f"{number} is no exit status")
+    return number
 
 
 def _open_regular(folder: Path, name: str) -> BinaryIO | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,30 @@ async def test_a_command_that_does_not_exist_is_reported_with_what_to_do(
     [end] = gateway.reports("run_finished")
     assert end.evidence == common_pb2.EVIDENCE_NEVER_STARTED
     assert end.message.startswith("command not found: 'no-such-command'; give a path")
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"workdir": "/a\0b"},
+        {"checkpoint_root": "/a\0b"},
+        {"marker": common_pb2.MarkerWatch(preset="directory", directory="/a\0b")},
+        {"marker": common_pb2.MarkerWatch(preset="no-such-preset", directory="/a")},
+    ],
+)
+async def test_a_path_that_can_be_none_costs_its_own_run_and_no_other(
+    tmp_path: Path, gateway: FakeGateway, paths: dict[str, Any]
+) -> None:
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("bad.1.0", gateway.blob("true", **paths))
+        gateway.order("good.1.0", gateway.blob("true"))
+        gateway.send_set()
+        await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)
+    ends = {end.run: end for end in gateway.reports("run_finished")}
+    assert ends["bad.1.0"].evidence == common_pb2.EVIDENCE_NEVER_STARTED
+    assert ends["bad.1.0"].message
+    assert ends["good.1.0"].evidence == common_pb2.EVIDENCE_EXIT_STATUS
 
 
 async def test_output_is_followed_across_turns_of_the_ring_until_the_run_ends(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -109,6 +110,19 @@ def test_what_a_run_left_unsent_comes_with_its_end_and_nothing_else_does(
     assert end_of(executor) == RunEnd(
         R, Evidence.EXIT_STATUS, exit_code=3, left=(b"one", b"two", b"three")
     )
+
+
+@pytest.mark.parametrize("kept", [f"{1 << 31} 0 exit_status ", "-1 0 exit_status ", "0", "", "x y"])
+def test_an_end_that_no_supervisor_wrote_is_not_believed(
+    executor: ProcessExecutor, tmp_path: Path, kept: str
+) -> None:
+    folder = tmp_path / "runs" / R
+    folder.mkdir()
+    (folder / "pid").touch()
+    (folder / "exit").write_text(kept)
+    assert executor.adopt(R) is Found.ENDED
+    end = end_of(executor)
+    assert (end.evidence, end.exit_code) == (Evidence.KILLED_AND_REAPED, 0)
 
 
 def test_terminate_reaches_the_main_process_and_no_other(
@@ -233,6 +247,21 @@ def test_a_nul_in_the_command_is_refused_before_anything_is_made(
     with pytest.raises(StartError, match="NUL"):
         start(executor, "echo", "a\0b")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_host_without_room_for_a_supervisor_is_said_and_nothing_is_started(
+    executor: ProcessExecutor,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(StartError, match="could not be started: Too many open files"):
+            start(executor, "true")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert executor.adopt(R) is Found.ABSENT
+    start(executor, "true")
+    assert end_of(executor) == RunEnd(R, Evidence.EXIT_STATUS)
 
 
 def test_an_environment_too_large_for_the_host_is_said(executor: ProcessExecutor) -> None:

@@ -48,6 +48,10 @@ def role(**fields: int) -> Spoil:
     return spoil
 
 
+def marker(**fields: str) -> common_pb2.MarkerWatch:
+    return common_pb2.MarkerWatch(**{"preset": "directory", "directory": "/a"} | fields)
+
+
 SPOILED: Mapping[str, tuple[Spoil, str]] = {
     "negative devices": (role(devices=-1), "spec.roles[0].resources.devices"),
     "too many devices": (role(devices=2**31 - 1), "spec.roles[0].resources.devices"),
@@ -79,6 +83,18 @@ SPOILED: Mapping[str, tuple[Spoil, str]] = {
     ),
     "a NUL in a variable": (lambda r: r.launch.env.update({"A": "a\0b"}), "launch"),
     "a NUL in an argument": (lambda r: r.launch.argv.append("a\0b"), "launch"),
+    "a NUL in the working directory": (lambda r: setattr(r.launch, "workdir", "/a\0b"), "launch"),
+    "a NUL in the checkpoints' root": (
+        lambda r: setattr(r.launch, "checkpoint_root", "/a\0b"), "launch",
+    ),
+    "a NUL in the watched directory": (
+        lambda r: r.launch.marker.MergeFrom(marker(directory="/a\0b")), "launch",
+    ),
+    "a NUL in the marker": (lambda r: r.launch.marker.MergeFrom(marker(marker="a\0b")), "launch"),
+    "a NUL in the name": (lambda r: setattr(r.spec, "name", "a\0b"), "spec.name"),
+    "a NUL in a role's name": (
+        lambda r: setattr(r.spec.roles[0], "name", "a\0b"), "spec.roles[0].name",
+    ),
     "a huge script": (
         lambda r: setattr(r.launch, "script", b"x" * ((1 << 20) + 1)), "launch.script",
     ),
