@@ -278,6 +278,33 @@ def test_a_faulty_line_ends_the_stream_after_those_before_it(run: Run, cell: Fak
     assert result.stderr.startswith("1 submitted, 0 refused\n")
 
 
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("table", "job000000001  1  admitted  a\n"),
+        ("csv", "job000000001,1,admitted,a\n"),
+        ("name", "job000000001\n"),
+    ],
+)
+def test_of_several_documents_those_submitted_before_a_refusal_are_told(
+    run: Run, cell: FakeGateway, tmp_path: Path, form: str, shown: str
+) -> None:
+    refused = Fault("FAILED_PRECONDITION", "no queue 'x'", reason="unknown_queue")
+    cell.refuse = lambda job: refused if job.spec.name == "b" else None
+    file = tmp_path / "jobs.yaml"
+    file.write_text("---\n".join(f"{{name: {name}, command: 'true'}}\n" for name in "abc"))
+    result = run("submit", str(file), "--watch", "-o", form)
+    assert (result.exit_code, result.stdout) == (3, shown)
+    assert "job 'b' was not submitted" in result.stderr
+    assert len(cell.submitted) == 1
+
+
+def test_when_nothing_was_submitted_nothing_is_told(run: Run, cell: FakeGateway) -> None:
+    cell.refuse = lambda _: Fault("FAILED_PRECONDITION", "no", reason="unknown_queue")
+    result = run("submit", "-o", "json", "--", "true")
+    assert (result.exit_code, result.stdout) == (3, "")
+
+
 def test_a_dry_run_sends_nothing(run: Run, cell: FakeGateway) -> None:
     result = run("submit", "--dry-run", "--", "true")
     assert json.loads(result.stdout)["launch"]["argv"] == ["true"]

@@ -103,9 +103,14 @@ def _show_requests(requests: list[job_pb.SubmitJobRequest]) -> None:
 def _submit_all(
     ctx: typer.Context, requests: list[job_pb.SubmitJobRequest], output: Format, *, watch: bool
 ) -> None:
+    answers: list[tuple[job_pb.SubmitJobRequest, job_pb.SubmitJobResponse]] = []
     with connect(ctx) as client:
-        answers = [(request, client.submit(request)) for request in requests]
-        _show_answers(answers, output)
+        try:
+            for request in requests:
+                answers.append((request, client.submit(request)))  # noqa: PERF401  # those before a failure are shown
+        finally:
+            if answers:
+                _show_answers(answers, output)
         if watch:
             from tidemill.cli.follow import follow_to_end
 
