@@ -143,7 +143,7 @@ def apply(
 def doctor(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """Check the way to the cell and the cell itself; each problem comes with the next command."""
     from tidemill.cli.checks import check, check_cell
-    from tidemill.cli.output import screen, write_json
+    from tidemill.cli.output import screen, write_json, write_line
 
     findings = []
     try:
@@ -161,13 +161,9 @@ def doctor(ctx: typer.Context, output: Output = Format.TABLE) -> None:
         console = screen()
         for finding in findings:
             style = {"ok": "green", "warning": "yellow", "failed": "red"}[finding.verdict]
-            console.print(
-                f"{finding.verdict:<8} {finding.subject:<10} {finding.text}",
-                style=style,
-                soft_wrap=True,
-            )
+            write_line(console, f"{finding.verdict:<8} {finding.subject:<10} {finding.text}", style)
             if finding.next_command:
-                console.print(f"         next: {finding.next_command}", soft_wrap=True)
+                write_line(console, f"         next: {finding.next_command}")
     if any(finding.verdict == "failed" for finding in findings):
         raise typer.Exit(NO)
 

@@ -11,7 +11,16 @@ import typer
 
 from tidemill.cli import views
 from tidemill.cli.frame import NO, Format, say
-from tidemill.cli.output import moment, plain, screen, style_of, table, write_json_line
+from tidemill.cli.output import (
+    moment,
+    plain,
+    screen,
+    style_of,
+    table,
+    write_csv_line,
+    write_json_line,
+    write_line,
+)
 from tidemill.client import ENDED_STATES
 from tidemill.errors import TidemillError
 
@@ -74,12 +83,13 @@ def write_change(view: views_pb2.JobView, output: Format) -> None:
         case Format.NAME:
             print(view.job, flush=True)
         case Format.CSV:
-            print(f"{view.job},{view.state},{view.changed_at_ms},{view.reason.code}", flush=True)
+            write_csv_line([view.job, view.state, view.changed_at_ms, view.reason.code])
+            sys.stdout.flush()
         case Format.TABLE | Format.WIDE:
             time_of_day = moment(view.changed_at_ms or view.admitted_at_ms)[11:19]
             words = [time_of_day, view.job, view.state, views.progress(view), views.why(view)]
             text = "  ".join(word for word in words if word)
-            screen().print(text, style=style_of(view.state), soft_wrap=True)
+            write_line(screen(), text, style_of(view.state))
             sys.stdout.flush()
 
 

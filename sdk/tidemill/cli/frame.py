@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tidemill.cli.text import visible
 from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def detachable(ctx: typer.Context, command_: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(f"\ndetached; jobs go on. Come back with: {connection(ctx).program} {command_}")
+        typer.echo(err=True)  # Leaves the line with the ^C.
+        say(f"detached; jobs go on. Come back with: {connection(ctx).program} {command_}")
         raise
 
 
@@ -150,17 +152,17 @@ def command(
 
 def show_error(error: TidemillError) -> None:
     """What, why, next: on stderr, plain enough to paste."""
-    lines = [f"error: {error.what}"]
-    why = error.why.splitlines()
+    lines = [f"error: {visible(error.what)}"]
+    why = [visible(line) for line in error.why.splitlines()]
     lines += [f"  why:  {line}" if i == 0 else f"        {line}" for i, line in enumerate(why)]
     if error.next_command:
-        lines.append(f"  next: {error.next_command}")
+        lines.append(f"  next: {visible(error.next_command)}")
     typer.echo("\n".join(lines), err=True)
 
 
 def say(message: str) -> None:
-    """A word to the person at the terminal, apart from the answer: on stderr."""
-    typer.echo(message, err=True)
+    """A line to the person at the terminal, apart from the answer: on stderr."""
+    typer.echo(visible(message), err=True)
 
 
 def ids(given: Iterable[str]) -> Iterator[str]:
@@ -221,6 +223,10 @@ def _complete(
         client = Client(connection.gateway, token=connection.token, context=connection.context,
                         cell=connection.cell, deadline_s=1.0)  # fmt: skip
         with client:
-            return [pair for pair in candidates(client) if pair[0].startswith(incomplete)]
+            return [
+                (visible(word), visible(about))
+                for word, about in candidates(client)
+                if word.startswith(incomplete)
+            ]
     except TidemillError:
         return []

@@ -109,12 +109,11 @@ def show(ctx: typer.Context, job: Job, output: Output = Format.TABLE) -> None:
 
 def _show_job(view: views_pb2.JobView, output: Format) -> None:
     from tidemill.cli import views
-    from tidemill.cli.output import screen, style_of, write_list
+    from tidemill.cli.output import screen, style_of, write_line, write_list
 
     console = screen()
     for label, text in views.job_lines(view):
-        style = style_of(view.state) if label == "state" else ""
-        console.print(f"{label:<10}", text, style=style, soft_wrap=True)
+        write_line(console, f"{label:<10} {text}", style_of(view.state) if label == "state" else "")
     if view.attempts:
         console.print("\nattempts", style="bold")
         write_list(view.attempts, views.ATTEMPTS, output)
@@ -153,18 +152,19 @@ def why(
 
 def _show_why(answer: job_pb.ExplainJobResponse, last: int, output: Format) -> None:
     from tidemill.cli import views
-    from tidemill.cli.output import screen, style_of, write_list
+    from tidemill.cli.output import screen, style_of, write_line, write_list
 
     view, reason = answer.job, answer.reason
     console = screen()
-    console.print(f"{view.job}  {view.spec.name} is {view.state}", style=style_of(view.state))
+    head = f"{view.job}  {view.spec.name} is {view.state}"
+    write_line(console, head, style_of(view.state))
     if reason.code:
-        console.print(f"  why:  {views.reason_text(reason)}", soft_wrap=True)
+        write_line(console, f"  why:  {views.reason_text(reason)}")
     if reason.blockers:
         shown = ", ".join(reason.blockers[:8]) + (", ..." if len(reason.blockers) > 8 else "")
-        console.print(f"  waits for: {shown}", soft_wrap=True)
+        write_line(console, f"  waits for: {shown}")
     if reason.missing:
-        console.print(f"  missing: {reason.missing}")
+        write_line(console, f"  missing: {reason.missing}")
     if answer.history:
         console.print()
         write_list(answer.history[-last:] if last else answer.history, views.HISTORY, output)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from google.protobuf.message import Message
 
 from tidemill.cli.frame import Format
+from tidemill.cli.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,10 +128,14 @@ def _plain_one(field: Any, value: Any) -> Any:
 
 
 def _write_csv(rows: Sequence[Row], listing: Listing[Row]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([column.title.lower().replace(" ", "_") for column in listing.columns])
+    write_csv_line([column.title.lower().replace(" ", "_") for column in listing.columns])
     for row in rows:
-        writer.writerow([(column.raw or column.shown)(row) for column in listing.columns])
+        write_csv_line([(column.raw or column.shown)(row) for column in listing.columns])
+
+
+def write_csv_line(values: Iterable[object]) -> None:
+    """One row, quoted where it must be."""
+    csv.writer(sys.stdout, lineterminator="\n").writerow([visible(str(each)) for each in values])
 
 
 # ---------------------------------------------------------------- tables
@@ -143,12 +148,18 @@ def write_lines(lines: Iterable[Text]) -> None:
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
-def screen(*, err: bool = False) -> Console:
+def write_line(console: Console, text: str, style: str = "") -> None:
+    """One line as it comes: longer than the screen, it wraps there."""
+    console.print(visible(text), style=style, soft_wrap=True)
+
+
+def screen() -> Console:
     """The terminal, or a pipe: then without colour, and as wide as the content unless COLUMNS says otherwise."""
     from rich.console import Console
 
-    stream = sys.stderr if err else sys.stdout
-    return Console(file=stream, width=width(stream), highlight=False, markup=False, soft_wrap=False)
+    return Console(
+        file=sys.stdout, width=width(sys.stdout), highlight=False, markup=False, emoji=False
+    )
 
 
 def width(stream: Any) -> int:
@@ -164,7 +175,7 @@ def table(rows: Sequence[Row], listing: Listing[Row], *, wide: bool = False) -> 
 
     room = UNBOUNDED if wide else width(sys.stdout)
     columns = [column for column in listing.columns if wide or not column.wide]
-    cells = {column.title: [column.shown(row) for row in rows] for column in columns}
+    cells = {column.title: [visible(column.shown(row)) for row in rows] for column in columns}
     columns, widths = _fitted(columns, cells, room)
     lines = [
         Text(

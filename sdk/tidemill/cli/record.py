@@ -20,6 +20,7 @@ from tidemill.cli.frame import (
     say,
 )
 from tidemill.cli.look import At, parse_at
+from tidemill.cli.text import visible
 
 if TYPE_CHECKING:
     from tidemill.v1 import log_service_pb2 as log_pb
@@ -69,18 +70,18 @@ def tail(
 
 
 def _show_entry(answer: log_pb.ReadEntriesResponse) -> None:
-    from tidemill.cli.output import moment, screen
+    from tidemill.cli.output import moment, screen, write_line
 
     console = screen()
     entry = answer.entry
     head = f"{answer.offset}  {moment(entry.at_ms)}  term {entry.term}  {answer.digest.hex()[:12]}"
     if not answer.accepted:
-        console.print(f"{head}  void: {answer.void_reason}", style="red", soft_wrap=True)
+        write_line(console, f"{head}  void: {answer.void_reason}", "red")
         return
-    console.print(head, style="bold", soft_wrap=True)
+    write_line(console, head, "bold")
     for line in answer.lines:
         by = f"  by {line.by}" if line.by else ""
-        console.print(f"    {line.fact}  {line.text}{by}", soft_wrap=True)
+        write_line(console, f"    {line.fact}  {line.text}{by}")
     sys.stdout.flush()
 
 
@@ -99,7 +100,8 @@ def verify(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     if output is Format.JSON:
         write_json(plain(answer))
     else:
-        verdict = "the log holds" if answer.ok else f"the log does NOT hold: {answer.problem}"
+        problem = visible(answer.problem)
+        verdict = "the log holds" if answer.ok else f"the log does NOT hold: {problem}"
         print(
             f"{verdict}\nentries   {answer.accepted} accepted, {answer.voided} void, {answer.facts} facts"
         )
@@ -134,4 +136,5 @@ def replay(ctx: typer.Context, at: At = "", output: Output = Format.TABLE) -> No
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{counts[state]} {state}" for state in sorted(counts)) or "none"
+    words = ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
+    return visible(words) or "none"

@@ -19,6 +19,7 @@ from tidemill.cli.frame import (
     detachable,
     say,
 )
+from tidemill.cli.text import visible
 from tidemill.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:
@@ -184,19 +185,27 @@ def _pairs(flag: str, given: list[str] | None) -> dict[str, str]:
 def _show_answers(
     answers: list[tuple[job_pb.SubmitJobRequest, job_pb.SubmitJobResponse]], output: Format
 ) -> None:
-    from tidemill.cli.output import plain, write_json
+    from tidemill.cli.output import plain, write_csv_line, write_json
 
     if output is Format.NAME:
         print("\n".join(answer.job for _, answer in answers))
-    elif output is Format.JSON:
+        return
+    if output is Format.JSON:
         shown = [plain(answer) for _, answer in answers]
         write_json(shown[0] if len(shown) == 1 else shown)
-    else:
-        separator = "," if output is Format.CSV else "  "
-        for request, answer in answers:
-            number = str(answer.number) if answer.number else ""
-            words = [answer.job, number, status_word(answer), request.spec.name]
-            print(separator.join(word for word in words if word or output is Format.CSV))
+        return
+    for request, answer in answers:
+        words = _words(request, answer)
+        if output is Format.CSV:
+            write_csv_line(words)
+        else:
+            print(visible("  ".join(word for word in words if word)))
+
+
+def _words(request: job_pb.SubmitJobRequest, answer: job_pb.SubmitJobResponse) -> list[str]:
+    """Id, number once there is one, status, name."""
+    number = str(answer.number) if answer.number else ""
+    return [answer.job, number, status_word(answer), request.spec.name]
 
 
 def status_word(answer: job_pb.SubmitJobResponse) -> str:
@@ -231,12 +240,12 @@ def _submit_stream(ctx: typer.Context, output: Format) -> None:
 def _show_answer(
     request: job_pb.SubmitJobRequest, answer: job_pb.SubmitJobResponse, output: Format
 ) -> None:
-    from tidemill.cli.output import plain, write_json_line
+    from tidemill.cli.output import plain, write_csv_line, write_json_line
 
     if output is Format.JSON:
         write_json_line(plain(answer))
     elif output is Format.CSV:
-        print(f"{answer.job},{answer.number},{status_word(answer)},{request.spec.name}")
+        write_csv_line(_words(request, answer))
     elif output is Format.NAME and answer.job:
         print(answer.job)
 
