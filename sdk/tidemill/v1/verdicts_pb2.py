@@ -25,31 +25,33 @@ _sym_db = _symbol_database.Default()
 from tidemill.v1 import common_pb2 as tidemill_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidemill/v1/verdicts.proto\x12\x0btidemill.v1\x1a\x18tidemill/v1/common.proto\"\xfb\x03\n\x07Verdict\x12\x13\n\x05\x61t_ms\x18\x01 \x01(\x03R\x04\x61tMs\x12\x14\n\x05judge\x18\x02 \x01(\tR\x05judge\x12=\n\x0cnode_suspect\x18\n \x01(\x0b\x32\x18.tidemill.v1.NodeSuspectH\x00R\x0bnodeSuspect\x12\x34\n\tnode_gone\x18\x0b \x01(\x0b\x32\x15.tidemill.v1.NodeGoneH\x00R\x08nodeGone\x12\x34\n\tnode_back\x18\x0c \x01(\x0b\x32\x15.tidemill.v1.NodeBackH\x00R\x08nodeBack\x12=\n\x0cmass_silence\x18\r \x01(\x0b\x32\x18.tidemill.v1.MassSilenceH\x00R\x0bmassSilence\x12=\n\x0csilence_over\x18\x0e \x01(\x0b\x32\x18.tidemill.v1.SilenceOverH\x00R\x0bsilenceOver\x12\x31\n\x08job_hung\x18\x14 \x01(\x0b\x32\x14.tidemill.v1.JobHungH\x00R\x07jobHung\x12\x34\n\x06\x64\x65vice\x18\x1e \x01(\x0b\x32\x1a.tidemill.v1.DeviceVerdictH\x00R\x06\x64\x65vice\x12+\n\x03nic\x18\x1f \x01(\x0b\x32\x17.tidemill.v1.NicVerdictH\x00R\x03nicB\x06\n\x04kind\"`\n\x0bNodeSuspect\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x1b\n\tsilent_ms\x18\x03 \x01(\x03R\x08silentMs\"w\n\x08NodeGone\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x1b\n\tsilent_ms\x18\x03 \x01(\x03R\x08silentMs\x12\x18\n\x07message\x18\x04 \x01(\tR\x07message\"@\n\x08NodeBack\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\"Y\n\x0bMassSilence\x12\x1a\n\x08incident\x18\x01 \x01(\tR\x08incident\x12\x14\n\x05nodes\x18\x02 \x01(\x05R\x05nodes\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\")\n\x0bSilenceOver\x12\x1a\n\x08incident\x18\x01 \x01(\tR\x08incident\"z\n\x07JobHung\x12\x10\n\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\x05R\x07\x61ttempt\x12\x1b\n\tsilent_ms\x18\x03 \x01(\x03R\x08silentMs\x12\x12\n\x04step\x18\x04 \x01(\x03R\x04step\x12\x12\n\x04rank\x18\x05 \x01(\x05R\x04rank\"\xbe\x01\n\rDeviceVerdict\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x14\n\x05index\x18\x03 \x01(\x05R\x05index\x12\x34\n\tcondition\x18\x04 \x01(\x0e\x32\x16.tidemill.v1.ConditionR\tcondition\x12+\n\x06reason\x18\x05 \x01(\x0b\x32\x13.tidemill.v1.ReasonR\x06reason\"\xb7\x01\n\nNicVerdict\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x10\n\x03nic\x18\x03 \x01(\tR\x03nic\x12\x34\n\tcondition\x18\x04 \x01(\x0e\x32\x16.tidemill.v1.ConditionR\tcondition\x12+\n\x06reason\x18\x05 \x01(\x0b\x32\x13.tidemill.v1.ReasonR\x06reason*k\n\tCondition\x12\x19\n\x15\x43ONDITION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43ONDITION_HEALTHY\x10\x01\x12\x16\n\x12\x43ONDITION_DEGRADED\x10\x02\x12\x14\n\x10\x43ONDITION_FAULTY\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidemill/v1/verdicts.proto\x12\x0btidemill.v1\x1a\x18tidemill/v1/common.proto\"\xb4\x04\n\x07Verdict\x12\x13\n\x05\x61t_ms\x18\x01 \x01(\x03R\x04\x61tMs\x12\x14\n\x05judge\x18\x02 \x01(\tR\x05judge\x12=\n\x0cnode_suspect\x18\n \x01(\x0b\x32\x18.tidemill.v1.NodeSuspectH\x00R\x0bnodeSuspect\x12\x34\n\tnode_gone\x18\x0b \x01(\x0b\x32\x15.tidemill.v1.NodeGoneH\x00R\x08nodeGone\x12\x34\n\tnode_back\x18\x0c \x01(\x0b\x32\x15.tidemill.v1.NodeBackH\x00R\x08nodeBack\x12=\n\x0cmass_silence\x18\r \x01(\x0b\x32\x18.tidemill.v1.MassSilenceH\x00R\x0bmassSilence\x12=\n\x0csilence_over\x18\x0e \x01(\x0b\x32\x18.tidemill.v1.SilenceOverH\x00R\x0bsilenceOver\x12\x37\n\nnode_unfit\x18\x0f \x01(\x0b\x32\x16.tidemill.v1.NodeUnfitH\x00R\tnodeUnfit\x12\x31\n\x08job_hung\x18\x14 \x01(\x0b\x32\x14.tidemill.v1.JobHungH\x00R\x07jobHung\x12\x34\n\x06\x64\x65vice\x18\x1e \x01(\x0b\x32\x1a.tidemill.v1.DeviceVerdictH\x00R\x06\x64\x65vice\x12+\n\x03nic\x18\x1f \x01(\x0b\x32\x17.tidemill.v1.NicVerdictH\x00R\x03nicB\x06\n\x04kind\"`\n\x0bNodeSuspect\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x1b\n\tsilent_ms\x18\x03 \x01(\x03R\x08silentMs\"w\n\x08NodeGone\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x1b\n\tsilent_ms\x18\x03 \x01(\x03R\x08silentMs\x12\x18\n\x07message\x18\x04 \x01(\tR\x07message\"@\n\x08NodeBack\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\"Y\n\x0bMassSilence\x12\x1a\n\x08incident\x18\x01 \x01(\tR\x08incident\x12\x14\n\x05nodes\x18\x02 \x01(\x05R\x05nodes\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\")\n\x0bSilenceOver\x12\x1a\n\x08incident\x18\x01 \x01(\tR\x08incident\"[\n\tNodeUnfit\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\"z\n\x07JobHung\x12\x10\n\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\x05R\x07\x61ttempt\x12\x1b\n\tsilent_ms\x18\x03 \x01(\x03R\x08silentMs\x12\x12\n\x04step\x18\x04 \x01(\x03R\x04step\x12\x12\n\x04rank\x18\x05 \x01(\x05R\x04rank\"\xbe\x01\n\rDeviceVerdict\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x14\n\x05index\x18\x03 \x01(\x05R\x05index\x12\x34\n\tcondition\x18\x04 \x01(\x0e\x32\x16.tidemill.v1.ConditionR\tcondition\x12+\n\x06reason\x18\x05 \x01(\x0b\x32\x13.tidemill.v1.ReasonR\x06reason\"\xb7\x01\n\nNicVerdict\x12\x12\n\x04node\x18\x01 \x01(\tR\x04node\x12 \n\x0bincarnation\x18\x02 \x01(\x03R\x0bincarnation\x12\x10\n\x03nic\x18\x03 \x01(\tR\x03nic\x12\x34\n\tcondition\x18\x04 \x01(\x0e\x32\x16.tidemill.v1.ConditionR\tcondition\x12+\n\x06reason\x18\x05 \x01(\x0b\x32\x13.tidemill.v1.ReasonR\x06reason*k\n\tCondition\x12\x19\n\x15\x43ONDITION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43ONDITION_HEALTHY\x10\x01\x12\x16\n\x12\x43ONDITION_DEGRADED\x10\x02\x12\x14\n\x10\x43ONDITION_FAULTY\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemill.v1.verdicts_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONDITION']._serialized_start=1501
-  _globals['_CONDITION']._serialized_end=1608
+  _globals['_CONDITION']._serialized_start=1651
+  _globals['_CONDITION']._serialized_end=1758
   _globals['_VERDICT']._serialized_start=70
-  _globals['_VERDICT']._serialized_end=577
-  _globals['_NODESUSPECT']._serialized_start=579
-  _globals['_NODESUSPECT']._serialized_end=675
-  _globals['_NODEGONE']._serialized_start=677
-  _globals['_NODEGONE']._serialized_end=796
-  _globals['_NODEBACK']._serialized_start=798
-  _globals['_NODEBACK']._serialized_end=862
-  _globals['_MASSSILENCE']._serialized_start=864
-  _globals['_MASSSILENCE']._serialized_end=953
-  _globals['_SILENCEOVER']._serialized_start=955
-  _globals['_SILENCEOVER']._serialized_end=996
-  _globals['_JOBHUNG']._serialized_start=998
-  _globals['_JOBHUNG']._serialized_end=1120
-  _globals['_DEVICEVERDICT']._serialized_start=1123
-  _globals['_DEVICEVERDICT']._serialized_end=1313
-  _globals['_NICVERDICT']._serialized_start=1316
-  _globals['_NICVERDICT']._serialized_end=1499
+  _globals['_VERDICT']._serialized_end=634
+  _globals['_NODESUSPECT']._serialized_start=636
+  _globals['_NODESUSPECT']._serialized_end=732
+  _globals['_NODEGONE']._serialized_start=734
+  _globals['_NODEGONE']._serialized_end=853
+  _globals['_NODEBACK']._serialized_start=855
+  _globals['_NODEBACK']._serialized_end=919
+  _globals['_MASSSILENCE']._serialized_start=921
+  _globals['_MASSSILENCE']._serialized_end=1010
+  _globals['_SILENCEOVER']._serialized_start=1012
+  _globals['_SILENCEOVER']._serialized_end=1053
+  _globals['_NODEUNFIT']._serialized_start=1055
+  _globals['_NODEUNFIT']._serialized_end=1146
+  _globals['_JOBHUNG']._serialized_start=1148
+  _globals['_JOBHUNG']._serialized_end=1270
+  _globals['_DEVICEVERDICT']._serialized_start=1273
+  _globals['_DEVICEVERDICT']._serialized_end=1463
+  _globals['_NICVERDICT']._serialized_start=1466
+  _globals['_NICVERDICT']._serialized_end=1649
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,7 @@ class Verdict(_message.Message):
     NODE_BACK_FIELD_NUMBER: _builtins.int
     MASS_SILENCE_FIELD_NUMBER: _builtins.int
     SILENCE_OVER_FIELD_NUMBER: _builtins.int
+    NODE_UNFIT_FIELD_NUMBER: _builtins.int
     JOB_HUNG_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     NIC_FIELD_NUMBER: _builtins.int
@@ -67,6 +68,8 @@ class Verdict(_message.Message):
     @_builtins.property
     def silence_over(self) -> Global___SilenceOver: ...
     @_builtins.property
+    def node_unfit(self) -> Global___NodeUnfit: ...
+    @_builtins.property
     def job_hung(self) -> Global___JobHung: ...
     @_builtins.property
     def device(self) -> Global___DeviceVerdict: ...
@@ -82,15 +85,16 @@ class Verdict(_message.Message):
         node_back: Global___NodeBack | None = ...,
         mass_silence: Global___MassSilence | None = ...,
         silence_over: Global___SilenceOver | None = ...,
+        node_unfit: Global___NodeUnfit | None = ...,
         job_hung: Global___JobHung | None = ...,
         device: Global___DeviceVerdict | None = ...,
         nic: Global___NicVerdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job_hung", b"job_hung", "kind", b"kind", "mass_silence", b"mass_silence", "nic", b"nic", "node_back", b"node_back", "node_gone", b"node_gone", "node_suspect", b"node_suspect", "silence_over", b"silence_over"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job_hung", b"job_hung", "kind", b"kind", "mass_silence", b"mass_silence", "nic", b"nic", "node_back", b"node_back", "node_gone", b"node_gone", "node_suspect", b"node_suspect", "node_unfit", b"node_unfit", "silence_over", b"silence_over"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "device", b"device", "job_hung", b"job_hung", "judge", b"judge", "kind", b"kind", "mass_silence", b"mass_silence", "nic", b"nic", "node_back", b"node_back", "node_gone", b"node_gone", "node_suspect", b"node_suspect", "silence_over", b"silence_over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "device", b"device", "job_hung", b"job_hung", "judge", b"judge", "kind", b"kind", "mass_silence", b"mass_silence", "nic", b"nic", "node_back", b"node_back", "node_gone", b"node_gone", "node_suspect", b"node_suspect", "node_unfit", b"node_unfit", "silence_over", b"silence_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["node_suspect", "node_gone", "node_back", "mass_silence", "silence_over", "job_hung", "device", "nic"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["node_suspect", "node_gone", "node_back", "mass_silence", "silence_over", "node_unfit", "job_hung", "device", "nic"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -216,6 +220,33 @@ class SilenceOver(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SilenceOver: _TypeAlias = SilenceOver  # noqa: Y015
+
+@_typing.final
+class NodeUnfit(_message.Message):
+    """Brought down attempt after attempt, alone: it should take no more until somebody has looked at it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    incarnation: _builtins.int
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "message", b"message", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeUnfit: _TypeAlias = NodeUnfit  # noqa: Y015
 
 @_typing.final
 class JobHung(_message.Message):
