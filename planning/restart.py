@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from statemachines.attempt import Attempt
 from statemachines.checkpoint import Checkpoint, CheckpointState
 from statemachines.cluster import Cluster
 from statemachines.device import DeviceState
@@ -71,21 +72,27 @@ def avoid(cluster: Cluster, job: Job) -> frozenset[NodeId]:
     return frozenset([run.node for run in runs if _suspect(cluster, last.cause, run)])
 
 
+def broken_by(cluster: Cluster, attempt: Attempt) -> frozenset[NodeId]:
+    """Nodes whose hardware brought the attempt down, whatever its program said: nobody can blame a node by exit codes."""
+    runs = [cluster.runs[run_id] for run_id in attempt.runs]
+    return frozenset([run.node for run in runs if _failed(cluster, attempt.cause, run)])
+
+
 def _suspect(cluster: Cluster, cause: Cause | None, run: Run) -> bool:
-    if run.exit_code in _OTHER_NODES:
-        return True
+    never_began = cause is Cause.START_FAILED and not run.started_at_ms
+    return never_began or run.exit_code in _OTHER_NODES or _failed(cluster, cause, run)
+
+
+def _failed(cluster: Cluster, cause: Cause | None, run: Run) -> bool:
+    node = cluster.nodes.get(run.node)
     match cause:
         case Cause.NODE_LOST:
             return run.state is RunState.LOST or run.evidence in _NODE_WENT
-        case Cause.START_FAILED:
-            return not run.started_at_ms
-        case Cause.DEVICE_FAULT:
+        case Cause.DEVICE_FAULT if node is not None:
             held = {grant.index for grant in run.devices}
-            devices = cluster.nodes[run.node].devices
-            return any(
-                each.state is DeviceState.FAULTY for each in devices if each.spec.index in held
-            )
-        case Cause.NIC_FAULT:
-            return any(nic.state is NicState.FAULTY for nic in cluster.nodes[run.node].nics)
+            faulty = [each for each in node.devices if each.state is DeviceState.FAULTY]
+            return any(each.spec.index in held for each in faulty)
+        case Cause.NIC_FAULT if node is not None:
+            return any(nic.state is NicState.FAULTY for nic in node.nics)
         case _:
             return False

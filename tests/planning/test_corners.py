@@ -6,7 +6,7 @@ import pytest
 
 from planning import capacity
 from planning.decisions import Place
-from planning.restart import avoid, master_port
+from planning.restart import avoid, broken_by, master_port
 from statemachines import facts
 from statemachines.values import (
     Cause,
@@ -221,6 +221,42 @@ def test_a_program_that_asks_for_other_hardware_gets_it_and_any_other_failure_bl
     exited = Evidence.EXIT_STATUS
     assert gang_ends(Cause.PROGRAM_FAILED, evidence=exited, code=16) == {1}
     assert gang_ends(Cause.PROGRAM_FAILED, evidence=exited, code=1) == set()
+
+
+@pytest.mark.parametrize("cause", [Cause.DEVICE_FAULT, Cause.NIC_FAULT])
+def test_a_node_that_was_removed_is_blamed_for_nothing(cause: Cause) -> None:
+    cell = three()
+    attempt = cell.cluster.attempt(JobId("gang"))
+    assert attempt is not None
+    for run in attempt.runs:
+        cell.record(facts.RunEnded(run, 1, 0, Evidence.EXIT_STATUS, ""))
+    ended = (Outcome.FAILED, cause, "", JobNext.QUEUED, 0)
+    cell.record(facts.AttemptEnded(JobId("gang"), 1, *ended))
+    for node in list(cell.cluster.nodes):
+        cell.record(facts.NodeCordoned(node, ""))
+        cell.record(facts.NodeRemoved(node))
+    assert avoid(cell.cluster, cell.cluster.jobs[JobId("gang")]) == set()
+
+
+def test_exit_codes_blame_no_hardware() -> None:
+    assert blamed(Cause.NODE_LOST, Evidence.NODE_REBOOTED, 0) == {1}
+    assert blamed(Cause.DEVICE_FAULT, Evidence.EXIT_STATUS, 17) == set()
+    assert blamed(Cause.START_FAILED, Evidence.NEVER_STARTED, 0) == set()
+
+
+def blamed(cause: Cause, evidence: Evidence, code: int) -> set[int]:
+    """The ranks on whose nodes a gang of three broke when rank 1 ended so."""
+    cell = three()
+    runs = [cell.cluster.runs[RunId(f"gang.1.{rank}")] for rank in range(3)]
+    for run in runs:
+        how, exit_code = (evidence, code) if run.rank == 1 else (Evidence.EXIT_STATUS, 1)
+        cell.record(facts.RunEnded(run.id, exit_code, 0, how, ""))
+    ended = (Outcome.FAILED, cause, "", JobNext.QUEUED, 0)
+    cell.record(facts.AttemptEnded(JobId("gang"), 1, *ended))
+    attempt = cell.cluster.attempt(JobId("gang"))
+    assert attempt is not None
+    nodes = broken_by(cell.cluster, attempt)
+    return {run.rank for run in runs if run.node in nodes}
 
 
 def test_members_on_a_lost_node_are_what_is_avoided() -> None:
