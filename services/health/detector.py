@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from services.health.lemons import Lemons
 from services.health.messages import (
+    AttemptBroken,
     AttemptGone,
     AttemptKnown,
     Beat,
@@ -38,6 +40,7 @@ class Detector:
         self.silence = Silence(rules)
         self.progress = Progress(rules)
         self.parts = Parts(rules, table, self.progress)
+        self.lemons = Lemons(rules)
         self._rules = rules
         self._unseen_ms = 0
         self._looked_ms = now_ms
@@ -67,13 +70,19 @@ class Detector:
             case NodeKnown():
                 self.silence.known(said, at_ms)
                 self.parts.known(said)
+                self.lemons.known(said)
             case NodeForgotten(node=node):
                 self.silence.forgotten(node)
                 self.parts.forgotten(node)
+                self.lemons.forgotten(node)
             case AttemptKnown():
                 self.progress.known(said, at_ms)
             case AttemptGone(job=job):
                 self.progress.gone(job)
+            case AttemptBroken():
+                # What breaks during an incident breaks because of it.
+                if not self.silence.incident:
+                    self.lemons.struck(said, at_ms)
             case IncidentKnown(incident=incident):
                 self.silence.incident_known(incident, at_ms)
             case _:
@@ -93,7 +102,12 @@ class Detector:
         if self._held_back:
             self._held_back = False
             self.progress.restart(at_ms)
-        return [*verdicts, *self.parts.tick(at_ms), *self.progress.tick(at_ms)]
+        return [
+            *verdicts,
+            *self.parts.tick(at_ms),
+            *self.progress.tick(at_ms),
+            *self.lemons.tick(at_ms),
+        ]
 
     def _look(self, now_ms: int) -> int:
         """The judged time of a call: what passed since the last one counts only if we were looking."""

@@ -75,13 +75,14 @@ class Signalled(Message):
 
 
 class NodeKnown(Message):
-    """A node exists, with its parts as they are recorded."""
+    """A node exists, with its parts as they are recorded; `in_service` is what its operators say."""
 
     node: str
     incarnation: int
     state: NodeState
     devices: tuple[tuple[int, DeviceState], ...] = ()
     nics: tuple[tuple[str, NicState], ...] = ()
+    in_service: bool = True
 
 
 class NodeForgotten(Message):
@@ -106,6 +107,14 @@ class AttemptGone(Message):
     job: str
 
 
+class AttemptBroken(Message):
+    """An attempt ended because of these nodes' hardware. Said once."""
+
+    job: str
+    attempt: int
+    nodes: tuple[str, ...]
+
+
 class IncidentKnown(Message):
     """The incident that is recorded as open; empty for none."""
 
@@ -113,7 +122,9 @@ class IncidentKnown(Message):
 
 
 Telemetry: TypeAlias = PathHeard | Beat | Progressed | Signalled
-Known: TypeAlias = NodeKnown | NodeForgotten | AttemptKnown | AttemptGone | IncidentKnown
+Known: TypeAlias = (
+    NodeKnown | NodeForgotten | AttemptKnown | AttemptGone | AttemptBroken | IncidentKnown
+)
 Input: TypeAlias = Telemetry | Known
 
 # --- verdicts
@@ -157,6 +168,14 @@ class SilenceOver(Message):
     incident: str
 
 
+class NodeUnfit(Message):
+    """A lemon: it brought down attempt after attempt, alone."""
+
+    node: str
+    incarnation: int
+    message: str
+
+
 class JobHung(Message):
     """Alive without progress. `step` is the last one seen, -1 for none; `rank` fell silent first."""
 
@@ -193,6 +212,7 @@ Verdict: TypeAlias = (
     | NodeBack
     | MassSilence
     | SilenceOver
+    | NodeUnfit
     | JobHung
     | DeviceJudged
     | NicJudged

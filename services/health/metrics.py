@@ -10,12 +10,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.health.judge import Judge
-from services.health.messages import JobHung, MassSilence, NodeGone, Verdict
+from services.health.messages import JobHung, MassSilence, NodeGone, NodeUnfit, Verdict
 from services.runtime.ports import InputGapError, PortError
 from services.runtime.telemetry import Telemetry
 
 # What a person should see.
-_LOUD: Final = (NodeGone, MassSilence, JobHung)
+_LOUD: Final = (NodeGone, MassSilence, NodeUnfit, JobHung)
 # (name, what it is, value) of each.
 Gauges = Callable[[], Iterable[tuple[str, str, float]]]
 

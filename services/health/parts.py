@@ -20,7 +20,7 @@ from services.health.messages import (
 )
 from services.health.progress import Progress
 from services.health.rules import Rules
-from services.health.table import CONDITION, Line, Table
+from services.health.table import CONDITION, Action, Line, Table
 from statemachines.device import DeviceState
 from statemachines.nic import NicState
 from statemachines.values import Reason
@@ -69,15 +69,20 @@ class Parts:
         self._wanted: dict[Device, _Wanted] = {}
         self._ports: dict[Nic, _Port] = {}
         self._seen: dict[tuple[Device, str, str], deque[int]] = {}
+        # Cards that are to be replaced: to be there again, or cool, makes none of them whole.
+        self._rma: set[Device] = set()
 
     # --- what the fold says
 
     def known(self, fact: NodeKnown) -> None:
         """Conditions as recorded; what was wanted and is there now need not be said again."""
         node = fact.node
+        before = self._devices.get(node, {})
         self._nodes[node] = fact
         self._devices[node], self._nics[node] = dict(fact.devices), dict(fact.nics)
         for index, state in fact.devices:
+            if state is DeviceState.HEALTHY and before.get(index) is DeviceState.FAULTY:
+                self._rma.discard((node, index))  # Another card.
             wanted = self._wanted.get((node, index))
             if wanted is not None and wanted.condition is state:
                 del self._wanted[node, index]
@@ -89,6 +94,7 @@ class Parts:
         self._wanted = {key: value for key, value in self._wanted.items() if key[0] != node}
         self._ports = {key: value for key, value in self._ports.items() if key[0] != node}
         self._seen = {key: value for key, value in self._seen.items() if key[0][0] != node}
+        self._rma = {device for device in self._rma if device[0] != node}
 
     # --- telemetry
 
@@ -110,10 +116,16 @@ class Parts:
             self._event((signal.node, index), line, signal, at_ms)
 
     def _event(self, device: Device, line: Line, signal: Signalled, at_ms: int) -> None:
-        action = line.again_action if self._happens_again(device, line, at_ms) else line.action
-        condition = CONDITION[action]
         now = self._devices[device[0]].get(device[1])
-        if condition is None or now is None or condition is now:
+        if now is None:
+            return
+        action = line.again_action if self._happens_again(device, line, at_ms) else line.action
+        if action is Action.RMA:
+            self._rma.add(device)
+        elif action is Action.RECOVERED and device in self._rma:
+            return
+        condition = CONDITION[action]
+        if condition is None or condition is now:
             return
         if condition is DeviceState.DEGRADED and now is DeviceState.FAULTY:
             return  # What is worse is known already.
@@ -122,7 +134,8 @@ class Parts:
         self._wanted[device] = _Wanted(condition, Reason(code, f"{text} ({action})"))
 
     def _happens_again(self, device: Device, line: Line, at_ms: int) -> bool:
-        if not line.again_count:
+        """A fault that is known already does not happen again by being told again."""
+        if not line.again_count or self._devices[device[0]][device[1]] is DeviceState.FAULTY:
             return False
         seen = self._seen.setdefault((device, line.kind, line.code), deque())
         seen.append(at_ms)

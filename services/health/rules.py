@@ -25,6 +25,15 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     breaker_window_ms: int = 60_000
     # After this long those that are still silent are dead indeed, if half of the cell speaks.
     incident_patience_ms: int = 120_000
+    # A lemon: so many attempts broken by it alone within the window; 0: nobody is one.
+    lemon_strikes: int = 3
+    lemon_window_ms: int = 86_400_000
+    # Quarantined at a time: this share of the nodes, at least one; none of so few nodes that each is needed.
+    lemon_percent: int = 2
+    lemon_nodes_least: int = 4
+    # More of the nodes with a strike, and at least so many: a storm, not lemons.
+    lemon_storm_percent: int = 10
+    lemon_storm_least: int = 4
     # A collective survives a port that is down for less (NCCL: timeout 4.3 s, 7 retries).
     port_down_ms: int = 35_000
     # A gang that made no step for this long while a port of it is down waits for that port.

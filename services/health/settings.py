@@ -81,6 +81,17 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
             description="Those still silent after this are given up, slowly, if half of the cell speaks",
         ),
     ] = _R.incident_patience_ms
+    lemon_strikes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="A node that alone broke so many attempts within a day is cordoned; 0: never",
+        ),
+    ] = _R.lemon_strikes
+    lemon_percent: Annotated[
+        int,
+        Meta(ge=0, le=100, description="Most nodes cordoned for that at a time, but one at least"),
+    ] = _R.lemon_percent
     port_down_ms: Annotated[
         int, Meta(ge=0, description="A port that is down for longer is faulty")
     ] = _R.port_down_ms

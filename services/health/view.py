@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
+from planning.restart import broken_by
 from services.health.messages import (
+    AttemptBroken,
     AttemptGone,
     AttemptKnown,
     IncidentKnown,
@@ -14,7 +17,10 @@ from services.health.messages import (
 )
 from statemachines.attempt import AttemptState
 from statemachines.cluster import Cluster
-from statemachines.values import JobId, NodeId
+from statemachines.node import ServiceState
+from statemachines.values import Cause, JobId, NodeId
+
+_HARDWARE: Final = frozenset({Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT})
 
 
 class View:
@@ -23,10 +29,14 @@ class View:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._incident = ""
+        # The highest attempt of a job of which it was said that nodes broke it.
+        self._broken: dict[JobId, int] = {}
 
     def everything(self) -> Iterator[Known]:
         """The whole state, for a detector that knows nothing."""
         self._cluster.take_touched()
+        for job in self._cluster.jobs:
+            list(self._breaks(job))  # Of before our time: they may have been looked at since.
         yield from self._said(self._cluster.nodes, self._cluster.jobs)
 
     def changes(self) -> Iterator[Known]:
@@ -38,6 +48,7 @@ class View:
         for node in nodes:
             yield self._node(node)
         for job in jobs:
+            yield from self._breaks(job)
             yield self._job(job)
         incident = self._cluster.incident.incident if self._cluster.incident else ""
         if incident != self._incident:
@@ -54,7 +65,21 @@ class View:
             node.state,
             tuple([(device.spec.index, device.state) for device in node.devices]),
             tuple([(nic.spec.name, nic.state) for nic in node.nics]),
+            node.service is ServiceState.IN_SERVICE,
         )
+
+    def _breaks(self, name: JobId) -> Iterator[AttemptBroken]:
+        """Attempts that hardware ended since the last look."""
+        if name not in self._cluster.jobs:
+            self._broken.pop(name, None)
+            return
+        for attempt in self._cluster.attempts.get(name, ()):
+            if attempt.cause not in _HARDWARE or attempt.number <= self._broken.get(name, 0):
+                continue
+            nodes = broken_by(self._cluster, attempt)
+            if nodes:
+                self._broken[name] = attempt.number
+                yield AttemptBroken(name, attempt.number, tuple(sorted(nodes)))
 
     def _job(self, name: JobId) -> Known:
         job, attempt = self._cluster.jobs.get(name), self._cluster.attempt(name)

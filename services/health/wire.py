@@ -16,6 +16,7 @@ from services.health.messages import (
     NodeBack,
     NodeGone,
     NodeSuspect,
+    NodeUnfit,
     PathHeard,
     Progressed,
     SignalKind,
@@ -118,6 +119,8 @@ def _kind(verdict: Verdict) -> tuple[str, dict[str, Any]]:
             return incident, {"mass_silence": verdicts_pb2.MassSilence(**_fields(verdict))}
         case SilenceOver(incident=incident):
             return incident, {"silence_over": verdicts_pb2.SilenceOver(**_fields(verdict))}
+        case NodeUnfit(node=node):
+            return node, {"node_unfit": verdicts_pb2.NodeUnfit(**_fields(verdict))}
         case JobHung(job=job):
             return job, {"job_hung": verdicts_pb2.JobHung(**_fields(verdict))}
         case DeviceJudged(node=node):

@@ -27,11 +27,12 @@ from statemachines.facts import (
     NicFact,
     NicFaulted,
     NicRecovered,
+    NodeCordoned,
     NodeRecovered,
     NodeSuspected,
 )
 from statemachines.nic import NicState
-from statemachines.node import Node, NodeState
+from statemachines.node import Node, NodeState, ServiceState
 from statemachines.values import Cause, JobId, NodeId, Reason
 from tidemill.v1 import verdicts_pb2
 
@@ -105,6 +106,16 @@ def _silence_over(draft: Draft, said: verdicts_pb2.SilenceOver) -> None:
         draft.ignore("repeated_verdict")
         return
     draft.record(BreakerClosed(said.incident))
+
+
+def _unfit(draft: Draft, said: verdicts_pb2.NodeUnfit) -> None:
+    node = _known(draft, said.node, said.incarnation)
+    if node is None:
+        return
+    if node.service is not ServiceState.IN_SERVICE:
+        draft.ignore("repeated_verdict")
+        return
+    draft.record(NodeCordoned(node.id, said.message[:MESSAGE_CHARS]))
 
 
 # --- jobs
@@ -231,6 +242,7 @@ _HANDLERS: Final[dict[str, Callable[[Draft, Any], None]]] = {
     "node_back": _back,
     "mass_silence": _silence,
     "silence_over": _silence_over,
+    "node_unfit": _unfit,
     "job_hung": _hung,
     "device": _device,
     "nic": _nic,

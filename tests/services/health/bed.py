@@ -19,6 +19,7 @@ from services.health.messages import (
     NodeGone,
     NodeKnown,
     NodeSuspect,
+    NodeUnfit,
     PathHeard,
     Progressed,
     SignalKind,
@@ -53,10 +54,11 @@ class Node:
         self.stall_ms = 0
         self.devices = dict.fromkeys(range(2), DeviceState.HEALTHY)
         self.nics = {"ib0": NicState.HEALTHY, "ib1": NicState.HEALTHY}
+        self.in_service = True
 
     def known(self) -> NodeKnown:
         parts = (tuple(self.devices.items()), tuple(self.nics.items()))
-        return NodeKnown(self.name, self.incarnation, self.state, *parts)
+        return NodeKnown(self.name, self.incarnation, self.state, *parts, self.in_service)
 
 
 class Bed:
@@ -133,6 +135,9 @@ class Bed:
                 self.record_incident(self.incident or incident)
             case SilenceOver():
                 self.record_incident("")
+            case NodeUnfit(node=name):
+                self.nodes[name].in_service = False
+                self.tell(name)
             case JobHung(job=job):
                 self.attempts.pop(job, None)
                 self.detector.observe(AttemptGone(job), self.now_ms)

@@ -103,6 +103,67 @@ def test_a_contained_error_that_comes_back_asks_for_more() -> None:
     assert "(reset_device)" in bed.of(DeviceJudged)[0].reason.message
 
 
+def reboots(bed: Bed) -> None:
+    """The device falls off the bus, and is there again after a reboot."""
+    bed.signal("n0", XID, "79")
+    bed.run(5_000)
+    bed.signal("n0", SignalKind.DEVICE_MISSING, "present")
+    bed.run(5_000)
+
+
+def test_a_device_that_two_reboots_did_not_mend_is_to_be_replaced() -> None:
+    bed = Bed(1)
+    bed.run(5_000)
+    for _ in range(3):
+        reboots(bed)
+    said = [
+        (each.condition, each.reason.message.rpartition(" ")[2]) for each in bed.of(DeviceJudged)
+    ]
+    reboot, back = (DeviceState.FAULTY, "(reboot_node)"), (DeviceState.HEALTHY, "(recovered)")
+    assert said == [reboot, back, reboot, back, (DeviceState.FAULTY, "(rma)")]
+
+
+def test_a_fault_that_is_told_again_and_again_is_one() -> None:
+    bed = Bed(1)
+    bed.run(5_000)
+    for _ in range(10):
+        bed.signal("n0", XID, "79")
+        bed.run(2_000)
+    reboots(bed)
+    assert [each.condition for each in bed.of(DeviceJudged)] == [
+        DeviceState.FAULTY,
+        DeviceState.HEALTHY,
+    ]
+
+
+def test_another_card_in_its_place_is_judged_as_any() -> None:
+    bed = Bed(1)
+    bed.run(5_000)
+    bed.signal("n0", XID, "64")
+    bed.run(5_000)
+    bed.nodes["n0"].devices[0] = DeviceState.HEALTHY  # As the fold has a card that it never saw.
+    bed.tell("n0")
+    bed.said.clear()
+    reboots(bed)
+    assert [each.condition for each in bed.of(DeviceJudged)] == [
+        DeviceState.FAULTY,
+        DeviceState.HEALTHY,
+    ]
+
+
+def test_a_removed_node_takes_what_was_to_be_replaced_with_it() -> None:
+    bed = Bed(1)
+    bed.run(5_000)
+    bed.signal("n0", XID, "64")
+    bed.run(5_000)
+    bed.detector.observe(NodeForgotten("n0"), bed.now_ms)
+    bed.tell("n0")
+    bed.said.clear()
+    bed.signal("n0", SignalKind.DEVICE_MISSING, "present")
+    bed.run(5_000)
+    assert [each.condition for each in bed.of(DeviceJudged)] == [DeviceState.HEALTHY]
+
+
 def test_what_comes_back_a_day_later_counts_as_once() -> None:
     bed = Bed(1)
     bed.run(5_000)

@@ -60,6 +60,10 @@ def back(incarnation: int = 1) -> Message:
     return verdicts_pb2.NodeBack(node="n1", incarnation=incarnation)
 
 
+def unfit(incarnation: int = 1) -> Message:
+    return verdicts_pb2.NodeUnfit(node="n1", incarnation=incarnation, message="broke three")
+
+
 # --- liveness
 
 
@@ -243,3 +247,16 @@ def test_a_node_without_any_working_nic_loses_its_gangs_but_not_its_single_runs(
         cell.verdict(nic(FAULTY, name))
     stops = [fact for fact in cell.step() if isinstance(fact, facts.AttemptStopping)]
     assert [(fact.job, fact.cause) for fact in stops] == [("a", Cause.NIC_FAULT)]
+
+
+# --- lemons
+
+
+def test_an_unfit_node_takes_nothing_new_until_somebody_has_looked_at_it() -> None:
+    cell = gang()
+    cell.verdict(unfit())
+    assert cell.step() == [facts.NodeCordoned(N1, "broke three")]
+    assert cell.state("a") == "running"
+    cell.verdict(unfit())  # It is known.
+    cell.verdict(unfit(2))  # Of another incarnation.
+    assert cell.step() == []
