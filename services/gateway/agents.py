@@ -9,12 +9,13 @@ from __future__ import annotations
 from services.gateway.auth import Caller, may_attach
 from services.gateway.beats import Beats
 from services.gateway.effects import Effects, Now
+from services.gateway.record import record
 from services.gateway.refusal import Refusal, Status
 from services.gateway.reports import OWN
 from services.gateway.sessions import AttachStream, Session, Sessions
 from services.gateway.validation import check
 from services.runtime import topics
-from services.runtime.ports import Outgoing, PortError
+from services.runtime.ports import PortError
 from statemachines.cluster import Cluster
 from statemachines.values import RunId
 from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
@@ -86,7 +87,7 @@ class Agents:
             node=session.node, incarnation=session.incarnation, node_attached=attach.attached
         )
         self._stamp(stream.caller, report, now)
-        self._sessions.report(session, OWN, _record(report))
+        self._sessions.report(session, OWN, record(topics.REPORTS, session.node, report))
 
     def _report(self, stream: AttachStream, report: reports_pb2.Report) -> None:
         session = self._sessions.session(stream, report.node)
@@ -99,7 +100,8 @@ class Agents:
             )
         if kind in {"run_began", "run_finished"}:
             self._about_own_run(session, getattr(report, kind).run)
-        self._sessions.report(session, report.sequence, _record(report))
+        stored = record(topics.REPORTS, session.node, report)
+        self._sessions.report(session, report.sequence, stored)
 
     def _about_own_run(self, session: Session, name: str) -> None:
         """A run that the fold does not show may be known to the leader; one of another node is a lie."""
@@ -114,13 +116,7 @@ class Agents:
     def _signal(self, signal: telemetry_pb2.Signal) -> None:
         if self._effects.congested:
             return
-        key = signal.node.encode()
-        record = Outgoing(topics.SIGNALS.suffix, key, signal.SerializeToString())
-        self._effects.publish([record], _lossy)
-
-
-def _record(report: reports_pb2.Report) -> Outgoing:
-    return Outgoing(topics.REPORTS.suffix, report.node.encode(), report.SerializeToString())
+        self._effects.publish([record(topics.SIGNALS, signal.node, signal)], _lossy)
 
 
 def _lossy(_error: PortError | None, _now: Now) -> None:

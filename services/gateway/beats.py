@@ -11,13 +11,15 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from services.gateway.effects import Effects, Now
+from services.gateway.record import too_large
 from services.runtime import topics
-from services.runtime.ports import Outgoing, PortError
+from services.runtime.ports import RECORD_BYTES_MAX, Outgoing, PortError
 from tidemill.v1 import telemetry_pb2
 
 BATCH_MS: Final = 250
-# A full batch does not wait; 2,000 beats are about 100 KB.
+# A full batch does not wait; 2,000 beats are about 100 KB, and a record holds them whatever their nodes are called.
 BATCH_BEATS: Final = 2_000
+BEAT_BYTES_MAX: Final = RECORD_BYTES_MAX // BATCH_BEATS - 20
 # A partition to which nothing was written since the last look gets an empty batch: two looks within the 2 s promised.
 PULSE_MS: Final = 1_000
 # Batches that may be on their way; beats that come on top are dropped: they would be old when they arrive.
@@ -43,7 +45,10 @@ class Beats:
         effects.at(0, self._pulse)
 
     def take(self, beat: telemetry_pb2.Beat, now: Now) -> None:
-        """A node's heart beat."""
+        """A node's heart beat; raises Refusal for one that is none: its fields are few and small."""
+        size = beat.ByteSize()
+        if size > BEAT_BYTES_MAX:
+            raise too_large(beat, size, BEAT_BYTES_MAX)
         partition = topics.partition_of(beat.node.encode(), self._partitions)
         waiting = self._waiting.setdefault(partition, [])
         waiting.append(beat)

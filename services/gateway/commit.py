@@ -1,6 +1,7 @@
 """Group commit: one durable write carries all that was asked for while the one before it was being made.
 
-Owns the thread that writes. Never answers anybody: it says which writes are durable, or what went wrong.
+Owns the thread that writes. Never answers anybody: it says which writes are durable, or what went wrong. That is one
+outcome for all of a batch, so telemetry, which is stored on fewer brokers than what is decided on, has a commit of its own.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from services.gateway.effects import Write
+from services.runtime import topics
 from services.runtime.ports import Blobs, PortError, Publisher
 
 # Records and bytes of one durable write; the rest goes with the next.
 RECORDS_MAX: Final = 2_000
 BYTES_MAX: Final = 8 << 20
+_TELEMETRY: Final = frozenset(topic.suffix for topic in topics.TOPICS.values() if topic.lossy)
 
 # Called in the writing thread: the writes, in order, with one outcome.
 Committed: TypeAlias = Callable[[Sequence[int], PortError | None], None]
@@ -27,6 +30,11 @@ class Measured(Protocol):
     """Told of each write, in the writing thread."""
 
     def __call__(self, seconds: float, records: int, *, ok: bool) -> None: ...
+
+
+def is_telemetry(write: Write) -> bool:
+    """Whether all of it may be lost."""
+    return all(record.topic in _TELEMETRY for record in write.records)
 
 
 class GroupCommit:

@@ -23,13 +23,13 @@ from services.gateway.output import OutputReader
 from services.gateway.pending import Requests, Waiter, Wish
 from services.gateway.progress import ProgressTable
 from services.gateway.reads import Reads
+from services.gateway.record import record
 from services.gateway.sessions import Sessions
 from services.gateway.trail import Trail
 from services.gateway.trainers import Trainers
 from services.gateway.validation import check, check_submission
 from services.gateway.watch import Watcher, Watchers
 from services.runtime import ids, topics
-from services.runtime.ports import Outgoing
 from services.runtime.tokens import job_token
 from statemachines.cluster import Cluster
 from statemachines.entry import Entry
@@ -183,7 +183,7 @@ class GatewayCore:
         *,
         blobs: tuple[bytes, ...] = (),
     ) -> Wish:
-        """A request of the kind that is so named in the oneof of Request."""
+        """A request of the kind that is so named in the oneof of Request; raises Refusal when it is too large."""
         key = ids.request_key(client=caller.principal, request=asked)
         request = requests_pb2.Request(
             request=key,
@@ -192,5 +192,5 @@ class GatewayCore:
             at_ms=now.wall_ms,
         )
         getattr(request, kind).CopyFrom(message)
-        record = Outgoing(topics.REQUESTS.suffix, target.encode(), request.SerializeToString())
-        return Wish(key, ids.request_digest(message), record, blobs)
+        stored = record(topics.REQUESTS, target, request)
+        return Wish(key, ids.request_digest(message), stored, blobs)

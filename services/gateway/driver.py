@@ -1,4 +1,4 @@
-"""The driver: runs the core on the event loop, with a thread that follows the log and one that writes.
+"""The driver: runs the core on the event loop, with a thread that follows the log and two that write.
 
 Everything that touches the core happens on the loop. If the process dies between any two lines here: what was
 answered is durable, what was written but not answered is answered from the log when it is asked again.
@@ -14,9 +14,9 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from services.gateway.commit import GroupCommit, Measured
+from services.gateway.commit import GroupCommit, Measured, is_telemetry
 from services.gateway.core import GatewayCore
-from services.gateway.effects import Now, Outbox
+from services.gateway.effects import Now, Outbox, Write
 from services.gateway.follow import Follower, Read
 from services.gateway.refusal import Refusal
 from services.runtime import codec
@@ -26,7 +26,10 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 class Driver:
-    """One core with its ports. `failed` is called once, on the loop, when the process must end."""
+    """One core with its ports. `failed` is called once, on the loop, when the process must end.
+
+    `telemetry` writes what may be lost: another client than `publisher`, so that neither waits for the other's brokers.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Driver:
         *,
         log: EventLog,
         publisher: Publisher,
+        telemetry: Publisher,
         blobs: Blobs,
         clock: Clock,
         failed: Callable[[BaseException], None],
@@ -52,13 +56,16 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._stopped = threading.Event()
-        self._commit = GroupCommit(
-            publisher,
-            blobs,
-            committed=self._committed,
-            failed=self._thread_failed,
-            measured=measured,
-        )
+        self._commit, self._telemetry = [
+            GroupCommit(
+                each,
+                blobs,
+                committed=self._committed,
+                failed=self._thread_failed,
+                measured=measured,
+            )
+            for each in (publisher, telemetry)
+        ]
         self._follower = Follower(
             log,
             core.cluster.offset + 1,
@@ -70,11 +77,15 @@ class Driver:
     def start(self) -> None:
         """Begin to follow and to write."""
         self._commit.start()
+        self._telemetry.start()
         self._follower.start()
 
     async def stop(self) -> None:
-        """Write what waits, stop both threads, and close the log."""
-        await asyncio.to_thread(self._commit.close, STOP_TIMEOUT_S)
+        """Write what waits, stop the threads, and close the log."""
+        await asyncio.gather(
+            asyncio.to_thread(self._commit.close, STOP_TIMEOUT_S),
+            asyncio.to_thread(self._telemetry.close, STOP_TIMEOUT_S),
+        )
         self._stopped.set()
         await asyncio.to_thread(self._follower.close, STOP_TIMEOUT_S)
         if self._timer is not None:
@@ -151,7 +162,7 @@ class Driver:
         """Do what the core asked for. Called after every input."""
         writes, answers, ready = self.core.effects.take()
         if writes:
-            self._commit.add(writes)
+            self._write(writes)
         for call, result in answers:
             answer = self._calls.pop(call, None)
             if answer is None or answer.done():
@@ -165,6 +176,13 @@ class Driver:
             if awake is not None:
                 awake.set()
         self._set_timer()
+
+    def _write(self, writes: Sequence[Write]) -> None:
+        lossy = [write for write in writes if is_telemetry(write)]
+        if lossy:
+            self._telemetry.add(lossy)
+        if len(lossy) < len(writes):
+            self._commit.add([write for write in writes if not is_telemetry(write)])
 
     def _set_timer(self) -> None:
         due_ms = self.core.effects.due_ms()

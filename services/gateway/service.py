@@ -158,6 +158,7 @@ class Service:
             core,
             log=log,
             publisher=publisher,
+            telemetry=stack.enter_context(closing(self._cell.publisher())),
             blobs=stack.enter_context(closing(self._cell.blobs())),
             clock=self._cell.clock,
             failed=self._failed,

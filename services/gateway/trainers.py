@@ -17,6 +17,7 @@ from services.gateway.auth import Caller, may_speak_for
 from services.gateway.effects import Effects, Now
 from services.gateway.pending import not_stored, overloaded
 from services.gateway.progress import ProgressTable
+from services.gateway.record import record
 from services.gateway.refusal import Refusal, Status
 from services.gateway.validation import check
 from services.runtime import topics
@@ -71,8 +72,7 @@ class Trainers:
             progress.token = progress_proof(
                 self._token_of(progress.job, progress.attempt), progress
             )
-            key = progress.job.encode()
-            records.append(Outgoing(topics.PROGRESS.suffix, key, progress.SerializeToString()))
+            records.append(record(topics.PROGRESS, progress.job, progress))
         self._publish(call, records, training.ReportProgressResponse())
 
     def report_checkpoint(
@@ -96,8 +96,8 @@ class Trainers:
         _, attempt = self._seen(caller)
         # In one order with what the agent beside rank 0, which speaks here, tells of its end.
         beside = self._cluster.runs[attempt.runs[0]].node
-        record = Outgoing(topics.REPORTS.suffix, beside.encode(), report.SerializeToString())
-        self._publish(call, [record], training.ReportCheckpointResponse())
+        stored = record(topics.REPORTS, beside, report)
+        self._publish(call, [stored], training.ReportCheckpointResponse())
 
     def get_advice(
         self, caller: Caller, request: training.GetAdviceRequest

@@ -12,16 +12,15 @@ from protovalidate import Validator
 from protovalidate import Violation as Found
 
 from services.gateway.refusal import Refusal, Status, Violation
+from services.runtime.ports import RECORD_BYTES_MAX
 from tidemill.v1 import common_pb2, job_service_pb2
 
 # Violations told at once; one who has more fixes these first.
 VIOLATIONS_MAX: Final = 20
 # A gang is placed by one fact, and an entry of the log stays under 900 KB.
 MEMBERS_MAX: Final = 4096
-# What Linux takes at exec: arguments and environment together, with room for what the agent adds.
-EXEC_BYTES_MAX: Final = 1 << 20
-# A whole launch, script included.
-LAUNCH_BYTES_MAX: Final = 2 << 20
+# A launch is one blob. It is also less than what Linux takes of arguments and environment at exec.
+LAUNCH_BYTES_MAX: Final = RECORD_BYTES_MAX
 
 _VALIDATOR: Final = Validator()
 
@@ -71,24 +70,30 @@ def _launch(launch: common_pb2.Launch) -> list[Violation]:
     if launch.env:
         words += launch.env
         words += launch.env.values()
-    whole = launch.ByteSize()
-    if whole > EXEC_BYTES_MAX:  # Otherwise its parts are not larger either.
-        size = sum(len(word.encode()) for word in words)
-        if size > EXEC_BYTES_MAX:
-            found.append(
-                Violation(
-                    "launch.env",
-                    f"arguments and environment have {size} bytes, and a program takes at most {EXEC_BYTES_MAX}: "
-                    "put large values into a file",
-                )
+    size = launch.ByteSize()
+    if size > LAUNCH_BYTES_MAX:
+        found.append(
+            Violation(
+                _largest_part(launch),
+                f"command, environment and script have {size} bytes, and the cell keeps at most {LAUNCH_BYTES_MAX}: "
+                "put what is large into a file that the nodes can read",
             )
-        if whole > LAUNCH_BYTES_MAX:
-            found.append(Violation("launch", f"{whole} bytes, more than {LAUNCH_BYTES_MAX}"))
+        )
     marker = launch.marker
     words += (launch.checkpoint_root, marker.directory, marker.marker)
     if "\0" in "".join(words):
         found.append(Violation("launch", "a NUL character can be in no argument and no path"))
     return found
+
+
+def _largest_part(launch: common_pb2.Launch) -> str:
+    """Where to make it smaller."""
+    sizes = {
+        "launch.argv": sum(map(len, launch.argv)),
+        "launch.env": sum(len(name) + len(value) for name, value in launch.env.items()),
+        "launch.script": len(launch.script),
+    }
+    return max(sizes, key=lambda part: sizes[part])
 
 
 def _path(found: Found) -> str:

@@ -8,9 +8,14 @@ thread, and a simulation calls them with timeout 0. Weather raises PortError or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
+
+# The value of one record, and one blob: what the adapter that takes least takes. Whoever makes one keeps to it.
+RECORD_BYTES_MAX: Final = 1_000_000
+# A record for the leader to decide on; a larger one it parks unread, as what comes of it might not fit an entry.
+INPUT_BYTES_MAX: Final = 512 * 1024
 
 
 class PortError(Exception):
@@ -133,6 +138,7 @@ class Publisher(Protocol):
     def publish(self, records: Sequence[Outgoing]) -> None:
         """Store the records, those of one partition in the order given; returns when all are durable.
 
+        None has a value above RECORD_BYTES_MAX: it could never be stored, nor could what is published with it.
         On PortError each record may or may not have been stored; publishing again may repeat it. Records of lossy
         topics (telemetry) may be lost in a crash shortly after.
         """
@@ -158,7 +164,7 @@ class Blobs(Protocol):
     """Content-addressed bytes that may have to be forgotten: command lines, environments, scripts."""
 
     def put(self, blobs: Sequence[bytes]) -> Sequence[str]:
-        """Store each durably; answers their SHA-256 in lower-case hex. Storing again is free."""
+        """Store each durably, of RECORD_BYTES_MAX at most; answers their SHA-256 in lower-case hex. Storing again is free."""
 
     def get(self, digest: str) -> bytes | None:
         """The bytes, or None when they were never stored or have been deleted."""

@@ -16,10 +16,10 @@ import msgspec
 from planning.decisions import Decision, Place
 from planning.planner import Planner
 from services.runtime import codec, topics
-from services.runtime.ports import InputRecord, LogRecord
+from services.runtime.ports import INPUT_BYTES_MAX, InputRecord, LogRecord
 from services.scheduler import nodes, reports, requests, trainers, verdicts
 from services.scheduler.arrays import Arrays
-from services.scheduler.draft import INPUT_BYTES, Draft, Sealed, UnfitError, fits
+from services.scheduler.draft import Draft, Sealed, UnfitError, fits
 from services.scheduler.duetimes import DueTimes
 from services.scheduler.exits import DeposedError
 from statemachines.cluster import Cluster, Touched
@@ -107,8 +107,8 @@ class LeaderCore:
         if not draft.begin(record):
             return
         try:
-            if len(record.value) > INPUT_BYTES:
-                raise UnfitError(f"{len(record.value)} bytes are more than {INPUT_BYTES}")
+            if len(record.value) > INPUT_BYTES_MAX:
+                raise UnfitError(f"{len(record.value)} bytes are more than {INPUT_BYTES_MAX}")
             self._deciders[record.topic](draft, record.value)
         except UnfitError as why:
             draft.park(str(why))

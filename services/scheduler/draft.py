@@ -20,8 +20,6 @@ from statemachines.facts import Fact, InputParked
 
 # A record of the log stays below this; brokers take 1 MB by default, and the entry's header needs little.
 ENTRY_BYTES: Final = 900_000
-# An input that is larger is parked unread: no honest one is, and its fact must fit an entry.
-INPUT_BYTES: Final = 512 * 1024
 PARKED_BYTES: Final = 4096
 
 

@@ -1,12 +1,13 @@
 """What every Blobs keeps. A subclass gives `open_blobs`, which opens the same store again at each call."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from typing import TypeAlias
 
 import pytest
 
-from services.runtime.ports import Blobs
+from services.runtime.ports import RECORD_BYTES_MAX, Blobs
 
 OpenBlobs: TypeAlias = Callable[[], Blobs]
 
@@ -23,6 +24,11 @@ class BlobsContract:
         digests = open_blobs().put(contents)
         assert list(digests) == [hashlib.sha256(content).hexdigest() for content in contents]
         assert [open_blobs().get(digest) for digest in digests] == contents
+
+    def test_the_largest_is_stored_among_others(self, open_blobs: OpenBlobs) -> None:
+        largest = os.urandom(RECORD_BYTES_MAX)
+        digests = open_blobs().put([b"a", largest, b"b"])
+        assert [open_blobs().get(digest) for digest in digests] == [b"a", largest, b"b"]
 
     def test_storing_again_is_free(self, open_blobs: OpenBlobs) -> None:
         blobs = open_blobs()

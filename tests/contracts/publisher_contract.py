@@ -1,10 +1,11 @@
 """What every Publisher keeps. A subclass gives `topics_of` as for inputs."""
 
+import os
 import threading
 
 import pytest
 
-from services.runtime.ports import Outgoing
+from services.runtime.ports import RECORD_BYTES_MAX, Outgoing
 from services.runtime.topics import partition_of
 from tests.contracts.inputs_contract import (
     DEADLINE_S,
@@ -41,6 +42,12 @@ class PublisherContract:
         for p in range(2):
             mine = [record.value for record in found if record.partition == p]
             assert mine == [b"%d" % i for i in range(p, 40, 2)]
+
+    def test_the_largest_record_is_stored_among_others(self, topics_of: TopicsOf) -> None:
+        values = [b"a", os.urandom(RECORD_BYTES_MAX), b"b"]
+        topics_of.publisher().publish([report(value) for value in values])
+        found = read_all(topics_of.inputs(), {("reports", 0): 0}, 3)
+        assert [record.value for record in found] == values
 
     def test_what_was_published_is_there_after_everyone_closed(self, topics_of: TopicsOf) -> None:
         publisher = topics_of.publisher()

@@ -15,10 +15,10 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import KafkaError, KafkaException
 
-from services.runtime.ports import DamagedError, PortError
+from services.runtime.ports import RECORD_BYTES_MAX, DamagedError, PortError
 
-# Entries stay under 900 KB and so do pieces of snapshots; a topic's max.message.bytes allows for headers.
-RECORD_BYTES_MAX: Final = 1_000_000
+# Beside its value a record has a key and headers; a topic's max.message.bytes is larger still.
+_BESIDE_BYTES: Final = 16_384
 
 
 class KafkaSettings(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ _PRODUCER: Final[Mapping[str, Any]] = MappingProxyType(
         "request.timeout.ms": 5_000,
         "retry.backoff.max.ms": 500,
         "linger.ms": 0,
-        "message.max.bytes": RECORD_BYTES_MAX + 16_384,
+        "message.max.bytes": RECORD_BYTES_MAX + _BESIDE_BYTES,
         "queue.buffering.max.kbytes": 65_536,
     }
 )

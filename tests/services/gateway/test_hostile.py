@@ -112,10 +112,10 @@ async def test_a_method_that_is_not_ours_does_not_exist(served: Served, method: 
 
 async def test_a_megabyte_of_environment_is_taken_or_refused_with_advice(served: Served) -> None:
     value = "v" * 100_000
-    fits = submission("fits", env={f"V{i}": value for i in range(10)})
+    fits = submission("fits", env={f"V{i}": value for i in range(9)})
     answer = await served.jobs.SubmitJob(fits, **ALICE)
     error = await refused(
-        served.jobs.SubmitJob(submission("not", env={f"V{i}": value for i in range(11)}), **ALICE)
+        served.jobs.SubmitJob(submission("not", env={f"V{i}": value for i in range(10)}), **ALICE)
     )
     assert answer.status == jobs.SUBMIT_STATUS_ADMITTED
     assert (details(error)[1], "into a file" in (error.details() or "")) == (["launch.env"], True)

@@ -253,7 +253,7 @@ class Stand:
     """A driver over scripted ports."""
 
     def __init__(self) -> None:
-        self.log, self.disk = ScriptedLog(), Disk()
+        self.log, self.disk, self.telemetry = ScriptedLog(), Disk(), Disk()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         core = GatewayCore(
             Cluster(CELL, track=True), name="gw", cell_key=KEY, new_id=lambda: "made"
@@ -262,6 +262,7 @@ class Stand:
             core,
             log=self.log,
             publisher=self.disk,
+            telemetry=self.telemetry,
             blobs=self.disk,
             clock=StillClock(),
             failed=self.failed.set_result,
@@ -269,6 +270,15 @@ class Stand:
             measured=lambda seconds, records, *, ok: None,
         )
         self.driver.start()
+
+    def publish(self, topic: str, value: bytes) -> asyncio.Future[PortError | None]:
+        """The core asks for a write; its outcome."""
+        outcome: asyncio.Future[PortError | None] = asyncio.get_running_loop().create_future()
+        effects = self.driver.core.effects
+        record = Outgoing(topic, b"k", value, 0)
+        effects.publish([record], lambda error, _now: outcome.set_result(error))
+        self.driver.perform()
+        return outcome
 
     async def stop(self) -> None:
         await self.driver.stop()
@@ -324,3 +334,17 @@ async def test_a_bug_in_a_thread_ends_the_process() -> None:
         error = await stand.failed
     await stand.stop()
     assert isinstance(error, ValueError)
+
+
+async def test_telemetry_and_what_is_decided_on_fail_apart() -> None:
+    stand = Stand()
+    stand.disk.error = PortError("too few brokers in sync")
+    request, beat = stand.publish("requests", b"v"), stand.publish("beats", b"v")
+    async with asyncio.timeout(WITHIN_S):
+        said = str(await request), await beat
+    await stand.stop()
+    assert said == ("too few brokers in sync", None)
+    assert (
+        stand.disk.batches,
+        [b"v" in batch for batch in stand.telemetry.batches].count(True),
+    ) == ([], 1)

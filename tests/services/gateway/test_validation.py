@@ -8,7 +8,6 @@ import pytest
 
 from services.gateway.refusal import Refusal, Status
 from services.gateway.validation import (
-    EXEC_BYTES_MAX,
     LAUNCH_BYTES_MAX,
     MEMBERS_MAX,
     VIOLATIONS_MAX,
@@ -127,21 +126,23 @@ def test_two_roles_of_one_name_are_refused() -> None:
     assert "same name" in refusal(request).message
 
 
-def test_an_environment_that_no_program_can_be_given_is_refused_with_advice() -> None:
-    value = "x" * 100_000
-    request = submission(env={f"V{i}": value for i in range(EXEC_BYTES_MAX // 100_000 + 1)})
-    found = refusal(request)
-    assert (found.violations[0].field, "into a file" in found.message) == ("launch.env", True)
-
-
-def test_a_launch_that_is_too_large_as_a_whole_is_refused() -> None:
-    request = submission(argv=["x" * 1000] * 1000)
-    request.launch.script = b"x" * (1 << 20)
-    request.launch.workdir = "w" * 4096
-    request.launch.checkpoint_root = "c" * 4096
-    request.launch.env.update({f"V{i}": "y" * 1000 for i in range(43)})
-    assert request.launch.ByteSize() > LAUNCH_BYTES_MAX
-    assert refusal(request).violations[0].field == "launch"
+def test_a_launch_that_no_blob_can_hold_is_refused_with_advice_where_it_is_largest() -> None:
+    part = LAUNCH_BYTES_MAX // 10
+    env = {f"V{i}": "x" * part for i in range(4)}
+    argv = ["x" * part] * 4
+    for field, request in {
+        "launch.env": submission(env=env | {"B": "x" * part}, argv=argv),
+        "launch.argv": submission(env=env, argv=[*argv, "x" * part]),
+    }.items():
+        request.launch.script = b"x" * part
+        found = refusal(request)
+        assert (found.violations[0].field, "into a file" in found.message) == (field, True)
+    request = submission()
+    request.launch.script = b"x" * (LAUNCH_BYTES_MAX - request.launch.ByteSize() - 4)
+    assert request.launch.ByteSize() == LAUNCH_BYTES_MAX
+    check_submission(request)
+    request.launch.script += b"x"
+    assert refusal(request).violations[0].field == "launch.script"
 
 
 def test_many_faults_are_told_at_once_but_not_without_bound() -> None:

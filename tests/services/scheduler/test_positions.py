@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.runtime.ports import InputRecord
-from services.scheduler import draft
+from services.runtime.ports import INPUT_BYTES_MAX, InputRecord
 from services.scheduler.core import LeaderCore
 from statemachines import facts
 from statemachines.entry import Entry, Position
@@ -162,7 +161,7 @@ def test_replaying_the_log_decides_the_same() -> None:
 def test_a_core_takes_only_what_it_reads() -> None:
     cell = Cell()
     assert isinstance(cell.core, LeaderCore)
-    record = InputRecord("requests", 0, 0, b"", b"x" * draft.INPUT_BYTES)
+    record = InputRecord("requests", 0, 0, b"", b"x" * INPUT_BYTES_MAX)
     cell.give([record])
     (parked,) = cell.step()
     assert isinstance(parked, facts.InputParked)
