@@ -29,6 +29,7 @@ from services.agent.fencing import Now
 from services.agent.inventory import probe
 from services.agent.link import GatewayError, LaunchGoneError, Link
 from services.agent.links import Links
+from services.agent.markers import UNREADABLE
 from services.agent.orders import Order
 from services.agent.output import Readers
 from services.agent.relay import relayed
@@ -252,7 +253,7 @@ class Driver:
             launch = self._prepare(order, asked)
             await self._watch(order, asked, ignore_present=True)
             await self._in(self._starts, self._executor.start, launch)
-        except (StartError, OSError, ValueError) as error:
+        except (StartError, *UNREADABLE) as error:
             # Nothing of it lives. A user named the paths: one that cannot be costs the run, not the agent.
             self._watches.pop(order.run, None)
             log.warning("run_not_started", run=order.run, error=str(error))

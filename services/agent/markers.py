@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 
 # What is hashed; of larger files, and past the total, the manifest has the size alone.
 HASHED_FILE_BYTES_MAX: Final = 64 << 20
@@ -33,10 +34,15 @@ FILES_MAX: Final = 100_000
 POINTER_BYTES_MAX: Final = 4096
 DEFAULT_MARKER: Final = "COMMITTED"
 READ_BYTES: Final = 1 << 20
-_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+# What a program wrote may be anything; nothing of it ends the watch.
+UNREADABLE: Final = (OSError, ValueError, RecursionError)
+# A longer number is no step of anything, nor are its last digits.
+_NUMBER: Final = re.compile(r"(?<![0-9])[0-9]{1,18}(?![0-9])")
 _ORBAX_TEMPORARY: Final = ".orbax-checkpoint-tmp"
 _ORBAX_SUCCESS: Final = "commit_success.txt"
 _ORBAX_METADATA: Final = "_CHECKPOINT_METADATA"
+
+log = structlog.get_logger()
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -72,6 +78,8 @@ class Watch:
         self._marker = marker or DEFAULT_MARKER
         self._pending: dict[Mark, None] = {}
         self._told: set[Mark] = set(self._marks()) if ignore_present else set()
+        # Said to be unusable, so that it is said once.
+        self._unusable: set[Mark] = set()
 
     def look(self, *, last: bool = False) -> list[Found]:
         """Checkpoints committed since the last look, by step. `last`: the program has ended, nothing is being written."""
@@ -80,6 +88,7 @@ class Watch:
         ready = [mark for mark in new if last or not mark.in_place or mark in self._pending]
         self._pending = dict.fromkeys(new)
         self._told &= set(seen)
+        self._unusable &= set(seen)
         found = []
         for mark in sorted(ready, key=lambda mark: mark.step):
             described = self._describe(mark)
@@ -92,7 +101,10 @@ class Watch:
         """None when the checkpoint changed or went away while it was looked at."""
         try:
             files = describe(mark.folder)
-        except OSError:
+        except UNREADABLE as error:
+            if mark not in self._unusable:
+                self._unusable.add(mark)
+                log.warning("checkpoint_unusable", folder=repr(str(mark.folder)), error=str(error))
             return None
         if mark not in self._marks() or not files:
             return None
@@ -101,7 +113,7 @@ class Watch:
     def _marks(self) -> list[Mark]:
         try:
             return list(self._look(self._root, self._marker))
-        except OSError:  # The program has not made it yet.
+        except UNREADABLE:  # The program has not made it yet.
             return []
 
 
@@ -118,7 +130,8 @@ def describe(folder: Path) -> tuple[tuple[str, int, str], ...]:
             os.fsync(fd)
             hashed = size <= min(HASHED_FILE_BYTES_MAX, budget)
             budget -= size if hashed else 0
-            files.append((str(path.relative_to(folder)), size, _sha256(fd) if hashed else ""))
+            sha256 = _sha256(fd, size) if hashed else ""
+            files.append((str(path.relative_to(folder)), size, sha256))
     for directory in {folder, *(path.parent for path in _files(folder)), folder.parent}:
         _sync(directory)
     return tuple(files)
@@ -126,22 +139,33 @@ def describe(folder: Path) -> tuple[tuple[str, int, str], ...]:
 
 def digest(files: tuple[tuple[str, int, str], ...]) -> str:
     """Names a description: SHA-256 of its JSON, lower-case hex."""
-    listed = [{"file": name, "bytes": size, "sha256": sha256} for name, size, sha256 in files]
+    listed = [_named(name) | {"bytes": size, "sha256": sha256} for name, size, sha256 in files]
     return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
 
 
+def _named(name: str) -> dict[str, str | int]:
+    """A name may be of bytes that are no text, which JSON cannot hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return {"file_bytes": os.fsencode(name).hex()}
+    return {"file": name}
+
+
 def _files(folder: Path) -> list[Path]:
-    found = []
-    for where, _, names in os.walk(folder, onerror=_raise, followlinks=False):
-        paths = [Path(where) / name for name in names]
-        found += [path for path in paths if stat.S_ISREG(path.lstat().st_mode)]
-        if len(found) > FILES_MAX:
-            raise OSError(f"{folder} holds more than {FILES_MAX} files")
+    """Not by os.walk, which ends on what is nested deeper than Python's stack."""
+    found: list[Path] = []
+    folders = [str(folder)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(Path(entry.path))
+                if len(found) + len(folders) > FILES_MAX:
+                    raise OSError(f"{folder} holds more than {FILES_MAX} files and folders")
     return sorted(found)
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 @contextlib.contextmanager
@@ -155,10 +179,12 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _sha256(fd: int) -> str:
+def _sha256(fd: int, size: int) -> str:
+    """Of so many bytes and no more: a file that still grows would never end."""
     whole = hashlib.sha256()
-    while piece := os.read(fd, READ_BYTES):
+    while size > 0 and (piece := os.read(fd, min(READ_BYTES, size))):
         whole.update(piece)
+        size -= len(piece)
     return whole.hexdigest()
 
 
@@ -189,7 +215,7 @@ def _dcp(root: Path, _marker: str) -> Iterator[Mark]:
 def _megatron(root: Path, _marker: str) -> Iterator[Mark]:
     pointer = root / "latest_checkpointed_iteration.txt"
     text = _pointer(pointer)
-    if text.isdecimal():
+    if _NUMBER.fullmatch(text):
         yield from _pointed(pointer, int(text), root / f"iter_{int(text):07d}")
 
 

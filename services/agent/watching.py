@@ -11,13 +11,14 @@ from string import Template
 from typing import Final
 
 from services.agent.environment import Surroundings, environments
-from services.agent.markers import Watch
+from services.agent.markers import Found, Watch
 from services.agent.orders import Order
 from services.agent.outbox import Saved
 from statemachines.values import Reach, Tier
 from tidemill.v1 import common_pb2
 
 URI_MAX: Final = 4096
+BYTES_MAX: Final = (1 << 63) - 1
 TIERS: Final = {Reach.NODE: Tier.LOCAL, Reach.DOMAIN: Tier.PEER}
 
 
@@ -43,25 +44,31 @@ class Watching:
                 manifest=found.manifest,
             )
             for found in self._watch.look(last=last)
-            if _can_be_told(str(found.folder))
+            if _can_be_told(found)
         ]
 
 
-def _can_be_told(uri: str) -> bool:
+def _can_be_told(found: Found) -> bool:
     """A path of bytes that are no text, or too long for a report, could not be resumed from either."""
-    return len(uri) <= URI_MAX and uri.isprintable()
+    uri = str(found.folder)
+    return len(uri) <= URI_MAX and uri.isprintable() and found.bytes <= BYTES_MAX
 
 
 def begin_watch(
     order: Order, launch: common_pb2.Launch, around: Surroundings, *, ignore_present: bool
 ) -> Watching:
-    """Watch the directory that the launch names; $NAMES in it are those of the run's environment."""
+    """Watch the directory that the launch names; $NAMES in it are those of the run's environment.
+
+    Raises ValueError for a preset or a directory that cannot be.
+    """
     root = launch.checkpoint_root
     [environment, *_] = environments(order, around, job=launch.env, checkpoint_root=root)
     known = dict(environment)
     directory = Path(
         launch.workdir or "/", Template(launch.marker.directory).safe_substitute(known)
     )
+    if "\0" in str(directory):
+        raise ValueError("the watched directory holds a NUL character; no path can")
     own = root or around.checkpoint_root
     inside = directory.is_relative_to(own)
     reach = Reach(known["TIDEMILL_CHECKPOINT_REACH"]) if inside else Reach.CELL

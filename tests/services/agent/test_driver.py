@@ -192,6 +192,7 @@ async def test_a_command_that_does_not_exist_is_reported_with_what_to_do(
     [
         {"workdir": "/a\0b"},
         {"checkpoint_root": "/a\0b"},
+        {"checkpoint_root": "/no-such-place" + "/d" * 2_000},
         {"marker": common_pb2.MarkerWatch(preset="directory", directory="/a\0b")},
         {"marker": common_pb2.MarkerWatch(preset="no-such-preset", directory="/a")},
     ],

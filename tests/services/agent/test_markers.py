@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from services.agent.markers import Watch, describe, digest
+from services.agent.markers import Found, Watch, describe, digest
+from services.agent.watching import Watching
+from statemachines.values import Reach
+from tests.services.agent.world import order
 
 # A writer yields after each step on disk; its last step is the commit.
 Writer = Callable[[Path, int], Iterator[None]]
@@ -165,12 +170,80 @@ def test_a_marker_of_the_users_own_choice(tmp_path: Path) -> None:
     assert [found.step for found in watch.look()] == [100]
 
 
-@pytest.mark.parametrize("text", ["release", "", "../../etc", "12x", "9" * 5000])
+@pytest.mark.parametrize("text", ["release", "", "../../etc", "12x", "9" * 5000, "٣"])
 def test_a_pointer_that_names_no_step_folder_is_no_commit(tmp_path: Path, text: str) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text(text)
     (tmp_path / "latest").write_text(text)
     for preset in ("megatron", "deepspeed"):
         assert Watch(preset, tmp_path, ignore_present=False).look(last=True) == []
+
+
+@pytest.mark.parametrize("preset", ["directory", "dcp", "megatron", "deepspeed", "orbax"])
+def test_a_number_that_no_step_can_have_is_no_step_nor_are_its_last_digits(
+    tmp_path: Path, preset: str
+) -> None:
+    folder = tmp_path / f"iter_{'9' * 20}"
+    folder.mkdir()
+    for name in ("COMMITTED", ".metadata", "commit_success.txt"):
+        (folder / name).touch()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("9" * 20)
+    (tmp_path / "latest").write_text(folder.name)
+    assert Watch(preset, tmp_path, ignore_present=False).look(last=True) == []
+
+
+def test_a_name_of_bytes_that_are_no_text_is_part_of_the_manifest(tmp_path: Path) -> None:
+    manifests = set()
+    for name in (b"\xff", b"\xfe", b"\\xff", b"ff"):
+        folder = tmp_path / f"root-{name.hex()}" / "step-1"
+        folder.mkdir(parents=True)
+        (Path(os.fsdecode(os.fsencode(folder) + b"/" + name))).write_bytes(b"weights")
+        (folder / "COMMITTED").touch()
+        [found] = Watch("directory", folder.parent, ignore_present=False).look()
+        manifests.add(found.manifest)
+    assert len(manifests) == 4
+
+
+def test_folders_nested_deeper_than_the_stack_are_looked_through(tmp_path: Path) -> None:
+    folder = str(tmp_path / "step-1")
+    nested = [folder + "/d" * depth for depth in range(1_200)]
+    try:
+        for path in nested:
+            os.mkdir(path)  # noqa: PTH102 - a Path of so many parts is slow
+        (tmp_path / "step-1" / "COMMITTED").touch()
+        [found] = Watch("directory", tmp_path, ignore_present=False).look()
+    finally:  # What clears temporary folders cannot.
+        (tmp_path / "step-1" / "COMMITTED").unlink(missing_ok=True)
+        for path in reversed(nested):
+            os.rmdir(path)  # noqa: PTH106
+    assert found.step == 1
+
+
+def test_what_cannot_be_described_is_no_checkpoint_and_is_said_once(tmp_path: Path) -> None:
+    for name in ("step-1", "step-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "COMMITTED").touch()
+    with contextlib.ExitStack() as held:  # So deep that no path reaches it.
+        fd = os.open(tmp_path / "step-1", os.O_DIRECTORY)
+        for _ in range(20):
+            held.callback(os.close, fd)
+            os.mkdir("d" * 250, dir_fd=fd)
+            fd = os.open("d" * 250, os.O_DIRECTORY, dir_fd=fd)
+        held.callback(os.close, fd)
+    watch = Watch("directory", tmp_path, ignore_present=False)
+    with capture_logs() as said:
+        assert looked_twice(watch) == [2]
+    assert [line["event"] for line in said] == ["checkpoint_unusable"]
+    assert "step-1" in said[0]["folder"]
+
+
+def test_what_no_report_can_hold_is_not_told(tmp_path: Path) -> None:
+    class Odd(Watch):
+        def look(self, *, last: bool = False) -> list[Found]:
+            folders = [(1, "good", 5), (2, "bytes", 1 << 63), (3, "li\nes", 5), (4, "\udcff", 5)]
+            return [Found(step, Path("/c") / name, size, "") for step, name, size in folders]
+
+    told = Watching(order("job.1.0"), Odd("directory", tmp_path), Reach.CELL).look(last=False)
+    assert [saved.step for saved in told] == [1]
 
 
 def test_links_and_pipes_are_never_followed_or_opened(tmp_path: Path) -> None:
