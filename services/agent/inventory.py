@@ -5,6 +5,7 @@ A device that is only declared is labelled as such wherever it is seen. A host w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -160,30 +161,41 @@ def is_up(path: Path) -> bool:
     return _text(path / "operstate") in {"up", "unknown"}
 
 
-def nvidia() -> tuple[DeviceSpec, ...]:
-    """NVIDIA GPUs through NVML; none where its library or driver is missing."""
-    try:
-        import pynvml
-    except ImportError:
+def nvidia(nvml: Any = None) -> tuple[DeviceSpec, ...]:
+    """NVIDIA GPUs through NVML; none where its library or driver is missing. One that does not answer is left out."""
+    nvml = nvml or _library()
+    if nvml is None:
         return ()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
         log.debug("nvml_unavailable", error=str(error))
         return ()
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        return tuple(_gpu(pynvml, index) for index in range(count))
+        found = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        log.error("nvml_failed", error=str(error), hint="see nvidia-smi and the kernel's log")  # noqa: TRY400
+        return ()
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+    return tuple(device for device in found if device is not None)
 
 
-def probe(devices: Sequence[DeviceSpec]) -> tuple[tuple[int, str], ...]:
+def _library() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def probe(devices: Sequence[DeviceSpec], nvml: Any = None) -> tuple[tuple[int, str], ...]:
     """Devices that no longer answer, and why. Declared ones always answer: nothing is behind them."""
     real = [device for device in devices if not device.simulated]
     if not real:
         return ()
-    found = {device.uuid: device for device in nvidia()}
+    found = {device.uuid: device for device in nvidia(nvml)}
     return tuple(
         (device.index, f"{device.model} {device.uuid} no longer answers to NVML")
         for device in real
@@ -191,11 +203,18 @@ def probe(devices: Sequence[DeviceSpec]) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _gpu(nvml: Any, index: int) -> DeviceSpec:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB
-    return DeviceSpec(index, model_name(_decoded(name)), _decoded(uuid), memory)
+def _gpu(nvml: Any, index: int) -> DeviceSpec | None:
+    """One GPU; None when it is off the bus, which must not cost the others."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+    except nvml.NVMLError as error:
+        log.error("gpu_does_not_answer", device=index, error=str(error))  # noqa: TRY400
+        return None
+    memory_mib = 0
+    with contextlib.suppress(nvml.NVMLError):  # Some have none of their own.
+        memory_mib = nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB
+    return DeviceSpec(index, model_name(_decoded(name)), _decoded(uuid), memory_mib)
 
 
 def model_name(product: str) -> str:
@@ -206,7 +225,7 @@ def model_name(product: str) -> str:
 
 
 def _decoded(text: str | bytes) -> str:
-    return text.decode() if isinstance(text, bytes) else text
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
 def _memory_limits(root: Path) -> list[Path]:

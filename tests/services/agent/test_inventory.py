@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from services.agent.inventory import (
     memory_mib,
     model_name,
     nics,
+    nvidia,
     own_address,
     probe,
     take,
@@ -105,6 +108,68 @@ def test_declared_devices_always_answer_a_probe_and_missing_ones_do_not() -> Non
     assert probe(declared(("2xH100",))) == ()
     gone = DeviceSpec(1, "H100", "GPU-gone")
     assert [index for index, _ in probe([gone])] == [1]
+
+
+class Nvml:
+    """A driver with four GPUs, of which some have fallen off the bus."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self, *, dead: tuple[int, ...] = (), mute: tuple[str, ...] = ()) -> None:
+        self.dead, self.mute = dead, mute
+        self.open = 0
+
+    def _answer(self, name: str, value: Any) -> Any:
+        if name in self.mute:
+            raise self.NVMLError(f"{name}: GPU is lost")
+        return value
+
+    def nvmlInit(self) -> None:
+        self._answer("nvmlInit", None)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+        self._answer("nvmlShutdown", None)
+
+    def nvmlDeviceGetCount(self) -> int:
+        return int(self._answer("nvmlDeviceGetCount", 4))
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index in self.dead:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return bytes(self._answer("nvmlDeviceGetName", b"NVIDIA H100 80GB HBM3"))
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return str(self._answer("nvmlDeviceGetUUID", f"GPU-{handle}"))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return self._answer("nvmlDeviceGetMemoryInfo", SimpleNamespace(total=80 << 30))
+
+
+def test_a_gpu_off_the_bus_costs_itself_and_no_other() -> None:
+    whole = nvidia(Nvml())
+    assert whole[1] == DeviceSpec(1, "H100", "GPU-1", 81_920)
+    sick = Nvml(dead=(1,))
+    assert nvidia(sick) == (whole[0], *whole[2:])
+    assert probe(whole, sick) == ((1, "H100 GPU-1 no longer answers to NVML"),)
+    assert sick.open == 0
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
+def test_a_driver_that_does_not_answer_has_no_gpus(call: str) -> None:
+    mute = Nvml(mute=(call,))
+    assert nvidia(mute) == ()
+    assert [index for index, _ in probe(nvidia(Nvml()), mute)] == [0, 1, 2, 3]
+    assert mute.open == 0
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetMemoryInfo", "nvmlShutdown"])
+def test_what_a_driver_cannot_say_of_a_living_gpu_does_not_cost_it(call: str) -> None:
+    assert [device.index for device in nvidia(Nvml(mute=(call,)))] == [0, 1, 2, 3]
 
 
 def test_a_limit_of_the_control_group_bounds_what_is_offered(tmp_path: Path) -> None:
