@@ -49,8 +49,9 @@ class Lease:
         sent = self._sent.pop(sequence, None)
         if sent is None or sequence <= self.renewed.sequence:
             return None
-        for older in [number for number in self._sent if number < sequence]:
-            del self._sent[older]
+        if self._sent:
+            for older in [number for number in self._sent if number < sequence]:
+                del self._sent[older]
         self.renewed = Stamp(sent.mono_ms, sent.boot_ms, sequence)
         return self.renewed
 

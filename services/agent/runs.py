@@ -93,12 +93,16 @@ class Runs:
     @property
     def live(self) -> tuple[RunId, ...]:
         """Runs of which something may live here."""
-        return tuple(sorted(run for run, entry in self.table.items() if entry.phase in LIVE))
+        if not self.table:
+            return ()
+        return tuple(sorted([run for run, entry in self.table.items() if entry.phase in LIVE]))
 
     def wait_ms(self, now: Now) -> int:
         """Until a sweep is due by itself."""
-        fence_ms = self._fence_ms - self._lease.cut_off_ms(now) if self._fence_ms < NEVER else NEVER
-        return min(self._next_ms - now.mono_ms, fence_ms)
+        wait_ms = self._next_ms - now.mono_ms
+        if self._fence_ms < NEVER:
+            return min(wait_ms, self._fence_ms - self._lease.cut_off_ms(now))
+        return wait_ms
 
     def stir(self) -> None:
         """Something outside the table changed that any run may depend on."""

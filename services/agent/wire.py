@@ -26,6 +26,8 @@ Heard = m.Welcomed | m.Refused | m.Desired | m.BeatAcked | m.ReportAcked
 def event(answer: wire.AttachResponse) -> Heard | None:
     """What a gateway's answer says to the core; None for what does not concern it."""
     match answer.WhichOneof("kind"):
+        case "beat_ack":  # By far the most.
+            return m.BeatAcked(answer.beat_ack.sequence)
         case "welcome":
             return m.Welcomed(answer.welcome.cell, answer.welcome.beat_every_ms)
         case "refused":
@@ -33,8 +35,6 @@ def event(answer: wire.AttachResponse) -> Heard | None:
             return m.Refused(no.code, no.message, no.next_incarnation)
         case "desired":
             return m.Desired(desired_set(answer.desired))
-        case "beat_ack":
-            return m.BeatAcked(answer.beat_ack.sequence)
         case "report_ack":
             return m.ReportAcked(answer.report_ack.sequence)
         case _:
@@ -96,6 +96,8 @@ def order(message: wire.RunOrder) -> Order:
 def request(node: str, action: Sent) -> wire.AttachRequest:
     """The message that says it."""
     match action:
+        case m.SendBeat():
+            return _beat(node, action)
         case m.SendAttach():
             attached = reports_pb2.NodeAttached(
                 inventory=inventory(action.inventory), live_runs=action.live_runs
@@ -108,16 +110,6 @@ def request(node: str, action: Sent) -> wire.AttachRequest:
                 offset=action.at.offset,
             )
             return wire.AttachRequest(attach=attach)
-        case m.SendBeat():
-            beat = telemetry_pb2.Beat(
-                node=node,
-                incarnation=action.incarnation,
-                sequence=action.sequence,
-                at_ms=action.at_ms,
-                live_runs=action.live_runs,
-                stall_ms=action.stall_ms,
-            )
-            return wire.AttachRequest(beat=beat)
         case m.SendReport(report=claim):
             return wire.AttachRequest(report=report(node, claim))
         case m.SendAck(at=at, digest=digest):
@@ -133,6 +125,19 @@ def request(node: str, action: Sent) -> wire.AttachRequest:
                 message=action.message[:MESSAGE_MAX],
             )
             return wire.AttachRequest(signal=signal)
+
+
+def _beat(node: str, action: m.SendBeat) -> wire.AttachRequest:
+    """Field by field, which takes half the time of keywords: it is made for every beat."""
+    message = wire.AttachRequest()
+    beat = message.beat
+    beat.node = node
+    beat.incarnation = action.incarnation
+    beat.sequence = action.sequence
+    beat.at_ms = action.at_ms
+    beat.live_runs = action.live_runs
+    beat.stall_ms = action.stall_ms
+    return message
 
 
 def link_signal(node: str, incarnation: int, at_ms: int, change: LinkChange) -> wire.AttachRequest:

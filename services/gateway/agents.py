@@ -45,19 +45,18 @@ class Agents:
     def take(self, stream: AttachStream, message: wire.AttachRequest, now: Now) -> None:
         """One message of the agent; a Refusal that is raised ends the stream."""
         kind = message.WhichOneof("kind")
+        if kind == "beat":
+            # By far the most; its node must be one of this stream, and so is a valid name.
+            beat = message.beat
+            if not self._sessions.session(stream, beat.node).refused:
+                self._beats.take(beat, now)
+            return
         if kind == "report":  # What the gateway fills in is not asked of the agent.
             self._stamp(stream.caller, message.report, now)
-        if (
-            kind != "beat"
-        ):  # By far the most; its node must be one of this stream, and so is a valid name.
-            check(message)
+        check(message)
         match kind:
             case "attach":
                 self._attach(stream, message.attach, now)
-            case "beat":
-                session = self._sessions.session(stream, message.beat.node)
-                if not session.refused:
-                    self._beats.take(message.beat, now)
             case "signal":
                 self._sessions.session(stream, message.signal.node)
                 self._signal(message.signal)

@@ -72,13 +72,15 @@ class AttachStream(Outbox):
         self._sessions = sessions
 
     def pull(self, now: Now) -> wire.AttachResponse | None:
-        message = super().pull(now)
-        if message is not None:
+        if self._queue or self.refusal is not None:
+            message = super().pull(now)
             assert isinstance(message, wire.AttachResponse)
             return message
         if self.beat_acks:
-            node, sequence = self.beat_acks.popitem()
-            return wire.AttachResponse(beat_ack=wire.BeatAck(node=node, sequence=sequence))
+            response = wire.AttachResponse()
+            ack = response.beat_ack
+            ack.node, ack.sequence = self.beat_acks.popitem()
+            return response
         while self.dirty and self._sessions.fresh(now):
             node, _ = self.dirty.popitem()
             update = self._sessions.update(self.nodes[node], now)

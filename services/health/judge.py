@@ -14,7 +14,7 @@ import msgspec
 
 from services.health import wire
 from services.health.detector import Detector
-from services.health.messages import PathHeard, Verdict
+from services.health.messages import PathHeard, Signalled, Verdict
 from services.health.proofs import Proofs
 from services.health.rules import Rules
 from services.health.table import Table
@@ -107,11 +107,17 @@ class Judge:
         except wire.UnreadableError as error:
             self._watch.unreadable(record.topic, str(error))
             return []
-        self._watch.observed(record.topic, sum(not isinstance(each, PathHeard) for each in said))
+        paths = isinstance(
+            said[0], PathHeard
+        )  # A batch of beats, which may be empty, says so first.
+        self._watch.observed(record.topic, len(said) - paths)
+        observe = self.detector.observe
         verdicts: list[Verdict] = []
         for each in said:
-            if getattr(each, "age_ms", 0) < LOOK_BACK_MS:
-                verdicts += self.detector.observe(each, now_ms)
+            if isinstance(each, Signalled) and each.age_ms >= LOOK_BACK_MS:
+                continue
+            if found := observe(each, now_ms):
+                verdicts += found
         return verdicts
 
     def read_log(self) -> None:

@@ -120,7 +120,8 @@ class Silence:
         if node.said is not NodeBack:
             node.said = None
         # An agent that runs late may be late again: it is overloaded, not dead.
-        node.excuse_ms = min(beat.stall_ms, self._rules.lost_after_ms)
+        stall_ms = beat.stall_ms
+        node.excuse_ms = min(stall_ms, self._rules.lost_after_ms) if stall_ms else 0
         self._nodes.move_to_end(beat.node)
         if node.state is NodeState.SUSPECT and beat.incarnation == node.incarnation:
             return self._say(node, NodeBack(beat.node, node.incarnation), now_ms)
