@@ -7,7 +7,7 @@ learns that, and knows nothing of the outcome. `lag_ms` makes it read the log in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from google.protobuf.message import Message
@@ -110,7 +110,8 @@ class GatewayProcess(Process):
 
     def now(self) -> Now:
         """The time of an input."""
-        return Now(self._clock.wall_ms(), self._clock.monotonic_ms())
+        clock = self._clock
+        return Now(clock.wall_ms(), clock.monotonic_ms())
 
     # --- calls and streams
 
@@ -143,7 +144,16 @@ class GatewayProcess(Process):
         core = self.core
         if core is None:
             return
-        writes, answers, ready = core.effects.take()
+        if not core.effects.empty:
+            self._act(*core.effects.take())
+        self._tick_when_due(core)
+
+    def _act(
+        self,
+        writes: list[Write],
+        answers: list[tuple[int, Message | Refusal]],
+        ready: Iterable[Outbox],
+    ) -> None:
         if writes:
             self._waiting += writes
             if not self._writing:
@@ -153,15 +163,14 @@ class GatewayProcess(Process):
             answered = self._calls.pop(number, None)
             if answered is not None:
                 answered(result)
+        now = self.now()
         for outbox in ready:
-            self._pull(outbox)
-        self._tick_when_due(core)
+            self._pull(outbox, now)
 
-    def _pull(self, outbox: Outbox) -> None:
+    def _pull(self, outbox: Outbox, now: Now) -> None:
         send = self._drains.get(outbox)
         if send is None:
             return
-        now = self.now()
         try:
             while (message := outbox.pull(now)) is not None:
                 send(message)
@@ -181,7 +190,7 @@ class GatewayProcess(Process):
             self._publisher.publish([record for write in batch for record in write.records])
         except PortError as error:
             outcome = error
-        self.later(_WRITE_MS, lambda: self._committed(batch, outcome))
+        self.later(_WRITE_MS, self._committed, batch, outcome)
 
     def _committed(self, batch: list[Write], outcome: PortError | None) -> None:
         assert self.core is not None, "of this life"
@@ -197,8 +206,7 @@ class GatewayProcess(Process):
         due_ms = core.effects.due_ms()
         if due_ms is None:
             return
-        at_us = max(due_ms, self.kernel.now_ms) * US_PER_MS
-        tick = self._tick
+        at_us, tick = due_ms * US_PER_MS, self._tick
         if tick is not None and tick.call is not None:
             if tick.at_us <= at_us:
                 return  # It comes earlier, and looks again.

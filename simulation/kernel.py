@@ -12,18 +12,17 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 US_PER_MS: Final = 1_000
 US_PER_S: Final = 1_000_000
 
 
-class Timer:
-    """A scheduled call; `cancel` keeps it from happening."""
+class Timer(msgspec.Struct):
+    """A scheduled call; `cancel` keeps it from happening. `call` is None once it happened or was cancelled."""
 
-    __slots__ = ("at_us", "call")
-
-    def __init__(self, at_us: int, call: Callable[[], None] | None) -> None:
-        self.at_us = at_us
-        self.call = call
+    at_us: int
+    call: Callable[[], None] | None
 
     def cancel(self) -> None:
         """It does not happen; harmless when it has."""
@@ -55,9 +54,10 @@ class Kernel:
 
     def at(self, at_us: int, call: Callable[[], None]) -> Timer:
         """Call at a time; now when that is past. Calls of one time happen in the order they were scheduled in."""
-        timer = Timer(max(at_us, self.now_us), call)
+        at_us = max(at_us, self.now_us)
+        timer = Timer(at_us, call)
         self._sequence += 1
-        heapq.heappush(self._heap, (timer.at_us, self._sequence, timer))
+        heapq.heappush(self._heap, (at_us, self._sequence, timer))
         return timer
 
     def after(self, delay_us: int, call: Callable[[], None]) -> Timer:
@@ -66,9 +66,9 @@ class Kernel:
 
     def run_until(self, at_us: int) -> None:
         """Let everything up to and including this time happen."""
-        heap = self._heap
+        heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= at_us:
-            when, _, timer = heapq.heappop(heap)
+            when, _, timer = pop(heap)
             call = timer.call
             if call is not None:
                 self.now_us = when

@@ -38,10 +38,11 @@ class Pipe(Generic[M]):
         """It is on its way, or lost when the connection is gone already."""
         if self._closed:
             return
+        queue = self._queue
         at_us = self._kernel.now_us + _FASTEST_US + int(self._chance.random() * _SPREAD_US)
-        if self._queue:
-            at_us = max(at_us, self._queue[-1][0])
-        self._queue.append((at_us, message))
+        if queue:
+            at_us = max(at_us, queue[-1][0])
+        queue.append((at_us, message))
         if not self._pumping:
             self._pumping = True
             self._kernel.at(at_us, self._pump)
@@ -52,12 +53,14 @@ class Pipe(Generic[M]):
         self._queue.clear()
 
     def _pump(self) -> None:
-        queue, now_us = self._queue, self._kernel.now_us
+        queue, kernel = self._queue, self._kernel
         if queue and self._blocked():
-            self._kernel.after(_BLOCKED_US, self._pump)
+            kernel.after(_BLOCKED_US, self._pump)
             return
-        while queue and queue[0][0] <= now_us and not self._closed:
+        now_us = kernel.now_us
+        while queue and queue[0][0] <= now_us:  # Closing empties it.
             self._deliver(queue.popleft()[1])
-        self._pumping = bool(queue)
         if queue:
-            self._kernel.at(queue[0][0], self._pump)
+            kernel.at(queue[0][0], self._pump)
+        else:
+            self._pumping = False

@@ -9,8 +9,11 @@ from __future__ import annotations
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVarTuple
 
 from simulation.kernel import US_PER_MS, Kernel, Timer
+
+Given = TypeVarTuple("Given")
 
 
 class Crash(BaseException):
@@ -27,11 +30,11 @@ class SimClock:
 
     def wall_ms(self) -> int:
         """See Clock."""
-        return self._epoch_ms + self._kernel.now_ms + self.wall_offset_ms
+        return self._epoch_ms + self.wall_offset_ms + self._kernel.now_us // US_PER_MS
 
     def monotonic_ms(self) -> int:
         """See Clock."""
-        return self._kernel.now_ms
+        return self._kernel.now_us // US_PER_MS
 
 
 class Process(ABC):
@@ -100,21 +103,21 @@ class Process(ABC):
 
     def wake(self, after_ms: int) -> None:
         """Have a turn by then at the latest."""
-        at_us = self.kernel.now_us + after_ms * US_PER_MS
-        if self._timer is not None and self._timer.call is not None:
-            if self._timer.at_us <= at_us:
+        at_us, timer = self.kernel.now_us + after_ms * US_PER_MS, self._timer
+        if timer is not None and timer.call is not None:
+            if timer.at_us <= at_us:
                 return
-            self._timer.cancel()
+            timer.cancel()
         self._timer = self.kernel.at(at_us, self._turn)
 
     def _turn(self) -> None:
         if self.up and not self.paused:
             self.guarded(self.turn)
 
-    def guarded(self, work: Callable[[], None]) -> None:
+    def guarded(self, work: Callable[[*Given], None], *given: *Given) -> None:
         """Do work of this process; a crash inside ends it. What else is raised is a bug, and ends it too."""
         try:
-            work()
+            work(*given)
         except Crash:
             self.crash()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is found
@@ -124,7 +127,7 @@ class Process(ABC):
             )
             self.crash()
 
-    def later(self, after_ms: int, work: Callable[[], None]) -> None:
+    def later(self, after_ms: int, work: Callable[[*Given], None], *given: *Given) -> None:
         """Do work of this life of the process later; dropped when it has crashed, delayed while it is paused."""
         life = self._life
 
@@ -134,7 +137,7 @@ class Process(ABC):
             if self.paused:
                 self.kernel.after(50 * US_PER_MS, due)
                 return
-            self.guarded(work)
+            self.guarded(work, *given)
 
         self.kernel.after(after_ms * US_PER_MS, due)
 
