@@ -30,6 +30,7 @@ from tidemill.v1 import telemetry_pb2
 _CONNECT_MS = (300, 1_500)
 _SILENT_STREAM_MS = 15_000
 _LOOK_MS = 5_000
+_TICK = m.Tick()
 # An interface that is down is told again this often, for a signal may be lost.
 _TELL_LINKS_MS = 10_000
 
@@ -71,7 +72,7 @@ class _Line:
     def _arrive(self, request: pb.AttachRequest) -> None:
         gateway = self.gateway
         if gateway.up:
-            gateway.guarded(lambda: self._take(request))
+            gateway.guarded(self._take, request)
 
     def _take(self, request: pb.AttachRequest) -> None:
         core = self.gateway.core
@@ -168,7 +169,7 @@ class Host(Process):
                     self._signal_link(name)
         if self._line is not None and self.kernel.now_ms - self._heard_ms > _SILENT_STREAM_MS:
             self._disconnected()  # Keepalive: nothing has been heard for too long.
-        self.feed(m.Tick())
+        self.feed(_TICK)
 
     def ended(self) -> None:
         """The agent is gone; what it started goes on."""
@@ -286,21 +287,24 @@ class Host(Process):
 
     def _perform(self, action: m.Action) -> None:  # noqa: C901 - one case an action
         match action:
-            case m.Persist(version=version, state=state):
-                delay_ms = self.chance.randint(1, 8) + self.disk_ms
-                self.later(delay_ms, lambda: self._persisted(version, state))
+            case m.SendBeat() | m.SendReport() | m.SendAck() | m.SendAttach() | m.SendProbeFailed():
+                if self.core is not None:
+                    self._send(wire.request(self.name, action))
             case m.Renew(stamp=stamp):
                 self._renewed = stamp
+            case m.Persist(version=version, state=state):
+                delay_ms = self.chance.randint(1, 8) + self.disk_ms
+                self.later(delay_ms, self._persisted, version, state)
             case m.Fetch(digest=digest):
-                self.later(10, lambda: self._fetched(digest))
+                self.later(10, self._fetched, digest)
             case m.Start(order=order):
-                self.later(self.chance.randint(20, 400), lambda: self._start(order))
+                self.later(self.chance.randint(20, 400), self._start, order)
             case m.Terminate(run=run):
                 self._terminate(run)
             case m.Kill(run=run):
-                self.later(self.chance.randint(5, 100), lambda: self._kill(run))
+                self.later(self.chance.randint(5, 100), self._kill, run)
             case m.Probe(run=run):
-                self.later(50, lambda: self.feed(m.Probed(run)))
+                self.later(50, self.feed, m.Probed(run))
             case m.Ask(run=run, ask=ask, at_step=at_step, stop_after=stop_after):
                 process = self.runs.get(run)
                 if process is not None and process.order.rank == 0:
@@ -312,9 +316,6 @@ class Host(Process):
                     del self.runs[run]
             case m.Reconnect():
                 self._disconnected()
-            case m.SendAttach() | m.SendBeat() | m.SendReport() | m.SendAck() | m.SendProbeFailed():
-                if self.core is not None:
-                    self._send(wire.request(self.name, action))
 
     # --- disk and processes
 
@@ -329,7 +330,7 @@ class Host(Process):
 
     def _fetched(self, digest: str) -> None:
         if self._line is None or self.cut_up or self.cut_down:
-            self.later(500, lambda: self._fetched(digest))
+            self.later(500, self._fetched, digest)
             return
         self.feed(m.LaunchReady(digest))
 
@@ -351,7 +352,7 @@ class Host(Process):
         process.ending = Ending(Evidence.EXIT_STATUS, exit_code=code, signal=signal)
         self._physics.ended(self.name, process.order)
         ending = process.ending
-        self.later(5, lambda: self.feed(m.Ended(run, ending)))
+        self.later(5, self.feed, m.Ended(run, ending))
 
     def _terminate(self, run: RunId) -> None:
         process = self.runs.get(run)
@@ -383,7 +384,7 @@ class Host(Process):
     def _connect_later(self) -> None:
         self._connection += 1
         number = self._connection
-        self.later(self.chance.randint(*_CONNECT_MS), lambda: self._connect(number))
+        self.later(self.chance.randint(*_CONNECT_MS), self._connect, number)
 
     def _connect(self, number: int) -> None:
         if number != self._connection or self._line is not None:
@@ -407,7 +408,7 @@ class Host(Process):
         self._heard_ms = self.kernel.now_ms
         event = wire.event(message)
         if event is not None:
-            self.guarded(lambda: self.feed(event))
+            self.guarded(self.feed, event)
 
     def line_broke(self, line: _Line) -> None:
         """The connection is gone, and both ends know."""
@@ -436,5 +437,6 @@ class Host(Process):
         )
 
     def _now(self) -> Now:
-        mono_ms = self._clock.monotonic_ms()
-        return Now(mono_ms, mono_ms, self._clock.wall_ms())
+        clock = self._clock
+        mono_ms = clock.monotonic_ms()
+        return Now(mono_ms, mono_ms, clock.wall_ms())
