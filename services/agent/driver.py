@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from services.agent import messages as m
 from services.agent import wire
+from services.agent.aside import Aside
 from services.agent.core import AgentCore
 from services.agent.environment import Surroundings, checkpoint_directory, environments
 from services.agent.fencing import Now
@@ -40,10 +41,12 @@ from services.agent.table import LIVE, Ending
 from services.agent.watching import Watching, begin_watch
 from services.runtime.executor import Executor, Found, Launch, RunEnd, RunFiles, StartError
 from services.runtime.ports import Clock, PortError
-from statemachines.values import Evidence, RunId
+from statemachines.values import DeviceSpec, Evidence, RunId
 from tidemill.v1 import common_pb2
 
 T = TypeVar("T")
+# Devices that no longer answer, and why.
+Probe = Callable[[Sequence[DeviceSpec]], tuple[tuple[int, str], ...]]
 STARTS_AT_ONCE: Final = 4
 KILLS_AT_ONCE: Final = 2
 ENDS_LOOK_S: Final = 1.0
@@ -69,10 +72,12 @@ class Driver:
         clock: Clock,
         around: Surroundings,
         links: Links,
+        probe: Probe = probe,
         observe: Callable[[AgentCore], None] = lambda _core: None,
     ) -> None:
         self.core = core
         self._observe = observe
+        self._look_at = probe
         self._quiet = asyncio.Event()
         self._store = store
         self._executor = executor
@@ -94,6 +99,8 @@ class Driver:
         self._starts = ThreadPoolExecutor(STARTS_AT_ONCE, "start")
         self._kills = ThreadPoolExecutor(KILLS_AT_ONCE, "kill")
         self._looks = ThreadPoolExecutor(1, "look")
+        # A wedged driver answers nobody: one that hangs is enough.
+        self._probes = Aside("the device driver", places=1)
 
     # --- life
 
@@ -293,7 +300,12 @@ class Driver:
 
     async def _probe(self, run: RunId, indices: frozenset[int]) -> None:
         devices = [dev for dev in self._around.inventory.devices if dev.index in indices]
-        failures = await self._in(self._kills, probe, devices)
+        try:
+            failures = await self._probes.call(
+                partial(self._look_at, devices), within_s=self.core.settings.probe_ms / 1000
+            )
+        except TimeoutError as error:
+            failures = tuple((device.index, str(error)) for device in devices)
         self._feed(m.Probed(run, failures))
 
     def _ask(self, action: m.Ask) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.agent.environment import Surroundings
 from services.agent.link import Link
 from services.agent.links import Links
 from services.agent.markers import describe, digest
+from services.agent.runs import AgentSettings
 from services.agent.store import StateStore
 from services.agent.table import AgentState
 from services.agent.wiring import make_clock, make_executor, process_settings
@@ -24,14 +26,19 @@ from tests.services.agent.gateway import FakeGateway
 from tidemill.v1 import common_pb2
 from tidemill.v1 import node_service_pb2 as pb
 
-INVENTORY = Inventory(
-    "127.0.0.1", 8_000, 8_000, (DeviceSpec(0, "H100", "SIMULATED-0", simulated=True),), boot_id="b"
+DEVICES = tuple(
+    DeviceSpec(index, "H100", f"SIMULATED-{index}", simulated=True) for index in range(4)
 )
+INVENTORY = Inventory("127.0.0.1", 8_000, 8_000, DEVICES, boot_id="b")
 
 
 @contextlib.asynccontextmanager
 async def agent(
-    state: Path, gateway: FakeGateway, links: Links | None = None
+    state: Path,
+    gateway: FakeGateway,
+    links: Links | None = None,
+    settings: AgentSettings | None = None,
+    **parts: Any,
 ) -> AsyncIterator[Driver]:
     """An agent of node n1 that ends with the block; its runs go on."""
     with contextlib.ExitStack() as held:
@@ -45,6 +52,7 @@ async def agent(
             inventory=INVENTORY,
             now=Driver.read_clocks(make_clock()),
             renewed=store.renewed(),
+            settings=settings,
         )
         driver = Driver(
             core,
@@ -63,6 +71,7 @@ async def agent(
                 checkpoint_reach="node",
                 host=(("PATH", "/usr/bin:/bin"),),
             ),
+            **parts,
         )
         running = asyncio.ensure_future(driver.run())
         try:
@@ -185,6 +194,34 @@ async def test_a_command_that_does_not_exist_is_reported_with_what_to_do(
     [end] = gateway.reports("run_finished")
     assert end.evidence == common_pb2.EVIDENCE_NEVER_STARTED
     assert end.message.startswith("command not found: 'no-such-command'; give a path")
+
+
+async def test_a_wedged_device_driver_holds_back_neither_kills_nor_ends(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    go = threading.Event()
+
+    def wedged(devices: Sequence[DeviceSpec]) -> tuple[tuple[int, str], ...]:
+        go.wait()
+        return ()
+
+    with contextlib.ExitStack() as held:
+        held.callback(go.set)
+        async with agent(tmp_path, gateway, settings=AgentSettings(probe_ms=100), probe=wedged):
+            await gateway.until(lambda: gateway.messages("beat"))
+            dies = gateway.blob("sh", "-c", "kill -9 $$")
+            for run, indices in (("a.1.0", (0, 1)), ("b.1.0", (2, 3))):
+                grants = [common_pb2.Grant(index=index, milli=1000) for index in indices]
+                gateway.order(run, dies, devices=grants)
+            deaf = gateway.blob("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+            gateway.order("deaf.1.0", deaf)
+            gateway.send_set()
+            await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)
+            failed = {signal.device for signal in gateway.messages("signal")}
+            gateway.order("deaf.1.0", deaf, action=pb.RUN_ACTION_STOP, grace_ms=0, started=True)
+            gateway.send_set()
+            await gateway.until(lambda: len(gateway.reports("run_finished")) == 3)
+    assert failed == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(

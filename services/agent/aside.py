@@ -1,0 +1,56 @@
+"""Calls that may hang for ever, each in a thread of its own: a dead file server, a wedged driver.
+
+Whoever asked waits for a bounded time and goes on without an answer. A call that hangs keeps its place, so there are
+never more threads than places, and it does not hold back the end of the agent. It must never touch the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Aside:
+    """So many places. Used on one event loop."""
+
+    def __init__(self, what: str, *, places: int) -> None:
+        """`what` names the threads, and what hangs in the message of a TimeoutError."""
+        self._what = what
+        self._room = asyncio.Semaphore(places)
+
+    async def call(self, work: Callable[[], T], *, within_s: float | None) -> T:
+        """What `work` answers or raises. Raises TimeoutError when that, or a place for it, took too long."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._room.acquire()
+                return await self._begin(work)
+        except TimeoutError as error:
+            if error.args:  # The work's own.
+                raise
+            raise TimeoutError(f"{self._what} did not answer within {within_s} s") from error
+
+    def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def end(tell: Callable[[Any], None], said: Any) -> None:
+            self._room.release()
+            if not answer.done():
+                tell(said)
+
+        def run() -> None:
+            said: tuple[Callable[[Any], None], Any]
+            try:
+                said = (answer.set_result, work())
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+                said = (answer.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits.
+                loop.call_soon_threadsafe(end, *said)
+
+        threading.Thread(target=run, name=self._what, daemon=True).start()
+        return answer
