@@ -59,8 +59,12 @@ def reused_key(key: str, digest: bytes) -> str:
 
 
 def request_digest(kind: Message) -> bytes:
-    """Tells same content from other content under one key. `kind` is the message in the request's oneof."""
-    return hashlib.sha256(kind.SerializeToString(deterministic=True)).digest()
+    """Tells same content from other content under one key. `kind` is the message in the request's oneof.
+
+    Its name is part of it: to hold a job and to cancel it are the same bytes.
+    """
+    name = kind.DESCRIPTOR.name.encode()
+    return hashlib.sha256(name + b"\0" + kind.SerializeToString(deterministic=True)).digest()
 
 
 def blob_digest(blob: bytes) -> str:

@@ -58,6 +58,17 @@ def test_a_user_may_not_change_anothers_job_and_an_admin_may(world: World) -> No
     assert world.answers[by_root].job.state == "cancelled"  # type: ignore[union-attr]
 
 
+def test_a_request_id_of_one_change_is_not_the_answer_to_another(world: World) -> None:
+    job = world.admitted()
+    held = world.change(jobs.HoldJobRequest(job=job, request_id="once"))
+    world.settle()
+    cancelled = world.change(jobs.CancelJobRequest(job=job, request_id="once"))
+    world.settle()
+    assert world.answers[held].job.state == "held"  # type: ignore[union-attr]
+    assert world.refusal(cancelled).code == "request_id_reused"
+    assert world.gateway.reads.job(job).state == "held"
+
+
 def test_a_change_that_the_leader_refuses_says_why(world: World) -> None:
     job = world.admitted()
     call = world.change(jobs.ReleaseJobRequest(job=job))

@@ -42,6 +42,12 @@ def test_what_is_no_run_id_is_said_to_be_none(run: str) -> None:
         ids.parse_run_id(run)
 
 
+def test_another_kind_of_the_same_bytes_has_another_digest() -> None:
+    hold, cancel = requests_pb2.HoldJob(job="a"), requests_pb2.CancelJob(job="a")
+    assert hold.SerializeToString() == cancel.SerializeToString()
+    assert ids.request_digest(hold) != ids.request_digest(cancel)
+
+
 def test_other_content_under_one_key_has_another_digest_and_a_key_of_its_own() -> None:
     first = ids.request_digest(requests_pb2.CancelJob(job="a"))
     other = ids.request_digest(requests_pb2.CancelJob(job="b"))
