@@ -1,10 +1,12 @@
 """Fixtures of the SDK's tests: a fake gateway on a real port, and an environment without the developer's own cell."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.gateway import FakeGateway
+from tests.sdk.attempt import Cell
 from tidemill.client import Client
 
 
@@ -32,3 +34,11 @@ def gateway() -> Iterator[FakeGateway]:
 def client(gateway: FakeGateway) -> Iterator[Client]:
     with Client(gateway.address, token="good", deadline_s=10.0) as connected:
         yield connected
+
+
+@pytest.fixture
+def cell(gateway: FakeGateway, tmp_path: Path) -> Iterator[Cell]:
+    made = Cell(gateway, tmp_path)
+    yield made
+    for opened in made.open:
+        opened.close()

@@ -2,77 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
 import timeit
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.gateway import TOKEN, FakeGateway, Fault
-from tidemill.training import CheckpointError, Session, session
-from tidemill.training.core import Limits
+from tests.fakes.gateway import Fault
+from tests.sdk.attempt import Cell, until
+from tidemill.training import CheckpointError, session
 from tidemill.training.environment import read_identity
 from tidemill.v1 import common_pb2 as common_pb
 from tidemill.v1 import training_service_pb2 as training_pb
-
-FAST = Limits(
-    progress_every_ms=50,
-    other_ranks_every_ms=50,
-    advice_every_ms=200,
-    first_backoff_ms=20,
-    backoff_cap_ms=100,
-)
-
-
-class Cell:
-    """One attempt's environment, and sessions in it."""
-
-    def __init__(self, gateway: FakeGateway, root: Path) -> None:
-        self.gateway, self.root = gateway, root
-        self.ask_file = root / "ask"
-        self.env = {
-            "TIDEMILL_JOB": "job1",
-            "TIDEMILL_ATTEMPT": "2",
-            "TIDEMILL_RUN": "job1.2.0",
-            "TIDEMILL_NODE": "n1",
-            "TIDEMILL_GATEWAY": gateway.address,
-            "TIDEMILL_TOKEN": TOKEN,
-            "TIDEMILL_CHECKPOINT_DIR": str(root / "job1" / "a2"),
-            "TIDEMILL_CHECKPOINT_REACH": "cell",
-            "TIDEMILL_ASK_FILE": str(self.ask_file),
-            "TIDEMILL_SPOOL_DIR": str(root / "spool"),
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-        }
-        self.open: list[Session] = []
-
-    def session(self, env: dict[str, str] | None = None, *, drain_s: float = 20.0) -> Session:
-        opened = session(env=self.env | (env or {}), limits=FAST, drain_s=drain_s)
-        self.open.append(opened)
-        return opened
-
-    def ask(self, ask: int, at_step: int, *, stop: bool) -> None:
-        """As the agent does it: replaced whole."""
-        aside = self.ask_file.with_suffix(".tmp")
-        aside.write_text(json.dumps({"ask": ask, "at_step": at_step, "stop_after_save": stop}))
-        aside.replace(self.ask_file)
-
-
-@pytest.fixture
-def cell(gateway: FakeGateway, tmp_path: Path) -> Iterator[Cell]:
-    made = Cell(gateway, tmp_path)
-    yield made
-    for opened in made.open:
-        opened.close()
-
-
-def until(gateway: FakeGateway, condition: Callable[[], bool]) -> None:
-    assert gateway.saw(condition), (gateway.kinds(), gateway.calls[-5:])
 
 
 def test_a_save_is_reported_with_its_manifest_when_it_is_durable(cell: Cell) -> None:

@@ -48,6 +48,9 @@ class Manifest:
     data_state: bool
     files: tuple[Mapping[str, Any], ...]
     digest: str
+    # Who saved it; outside a cell nobody, as attempt 0.
+    job: str = ""
+    attempt: int = 0
 
     @property
     def bytes(self) -> int:
@@ -67,6 +70,11 @@ class Checkpoint:
         """What that rank wrote through Session.save()."""
         return self.path / rank_name(rank)
 
+    @property
+    def shared_directory(self) -> Path:
+        """What all ranks wrote through Session.save(shared=True)."""
+        return self.path / SHARED
+
 
 def step_directory(root: Path, step: int) -> Path:
     """Where a committed checkpoint of `step` lies below an attempt's prefix."""
@@ -78,26 +86,38 @@ def rank_name(rank: int) -> str:
 
 
 class Staging:
-    """One rank's part in one save. `tries` counts the saves of this step by this process: all ranks count alike."""
+    """One rank's part in one save. `tries` counts the saves of this step by this process: all ranks count alike.
+
+    A process that was started again within its attempt comes by steps that were saved before. Then `passed` is the
+    newest checkpoint that is there: what the rank writes is dropped, for the cell has that one or a later one.
+    """
 
     def __init__(self, identity: Identity, step: int, *, tries: int, shared: bool = False) -> None:
         self._me, self.step = identity, step
+        self.passed = _passed(identity, step) if identity.managed and tries == 1 else None
         self.target = step_directory(identity.checkpoint_dir, step)
         # Shards of an earlier try or an earlier process must never be taken for this one's.
         staged = f"{self.target.name}{PARTIAL}{identity.restart}-{tries}"
+        if self.passed is not None:
+            # What is dropped is each rank's own: no rank takes a directory from under another.
+            staged, shared = f"{staged}-{rank_name(identity.rank)}", False
         self.directory = self.target.with_name(staged)
         self._shared = shared
         self._mine = self.directory / (SHARED if shared else rank_name(identity.rank))
 
     def begin(self) -> Path:
         """An empty directory for this rank's files, or with `shared` one for the files of all. Raises OSError."""
-        if self.target.exists():
+        if self.passed is None and self.target.exists():
             raise CheckpointError(f"{self.target} is committed already; save each step once")
         self._shard_manifest(self._me.rank).unlink(missing_ok=True)
         if not self._shared:
             shutil.rmtree(self._mine, ignore_errors=True)
         self._mine.mkdir(parents=True, exist_ok=True)
         return self._mine
+
+    def drop(self) -> None:
+        """Remove what this rank wrote at a step that is passed."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def finish(self) -> None:
         """This rank's files are written: sync them, and say so in its shard manifest. Raises OSError."""
@@ -201,20 +221,20 @@ def read_manifest(path: Path, *, digest: str = "") -> Manifest:
             )
         files = tuple(_checked(file) for file in body["files"])
         return Manifest(
-            path, int(body["step"]), int(body["world_size"]), bool(body["data_state"]), files, found
-        )
+            path, int(body["step"]), int(body["world_size"]), bool(body["data_state"]), files, found,
+            str(body["job"]), int(body["attempt"]),
+        )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest: {error!r}") from error
 
 
 def newest(root: Path) -> Manifest | None:
     """The newest committed checkpoint that verifies. For plain directories only: inside a cell, the cell says which."""
-    for path in sorted(root.glob("step-*"), reverse=True):
-        if PARTIAL not in path.name:
-            try:
-                return verify(path)
-            except CheckpointError:
-                continue
+    for path in _committed(root):
+        try:
+            return verify(path)
+        except CheckpointError:
+            continue
     return None
 
 
@@ -234,6 +254,31 @@ def remove(path: Path) -> bool:
     sync_directory(path)
     shutil.rmtree(path)
     return True
+
+
+def _committed(root: Path) -> Iterator[Path]:
+    """Directories that are named as committed checkpoints are, newest first."""
+    for path in sorted(root.glob("step-*"), reverse=True):
+        if PARTIAL not in path.name:
+            yield path
+
+
+def _passed(identity: Identity, step: int) -> Manifest | None:
+    """The newest checkpoint of this attempt of `step` or above. A look at names alone while training goes forward."""
+    try:
+        paths = list(_committed(identity.checkpoint_dir))
+    except OSError:
+        return None  # What is wrong with the directory is told when it is written to.
+    for path in paths:
+        if path.name < step_directory(path.parent, step).name:
+            break
+        try:
+            found = read_manifest(path)
+        except CheckpointError:
+            continue
+        if (found.job, found.attempt) == (identity.job, identity.attempt):
+            return found
+    return None
 
 
 def _verify_once(path: Path, digest: str, ranks: Sequence[int] | None) -> Manifest:

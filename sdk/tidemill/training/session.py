@@ -228,7 +228,10 @@ class Session:
             )
         self._tries[step] += 1
         staging = Staging(self.identity, step, tries=self._tries[step], shared=shared)
-        if self.identity.rank == 0:
+        if staging.passed is not None:
+            why = "step %d: this attempt has saved step %d already; what is saved now is dropped"
+            _log.warning(why, step, staging.passed.step)
+        elif self.identity.rank == 0:
             self._report(reports_pb.Report(save_began=self._about(reports_pb.SaveBegan, step)))
         try:
             directory = staging.begin()
@@ -246,17 +249,18 @@ class Session:
         load_ms: int = 0,
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> Manifest | None:
-        """This rank has written everything. Rank 0 commits and reports; None when that failed or on other ranks."""
+        """This rank has written everything. Rank 0 commits and reports; None when that failed or on other ranks.
+
+        Where the attempt has saved this step or a later one already, rank 0 reports that one: a process that died
+        between a commit and its report told nobody.
+        """
         if step not in self._staged:
             raise CheckpointError(
                 f"step {step}: save_started was not called, or it has ended already"
             )
         staging, began_ns = self._staged.pop(step)
-        manifest: Manifest | None = None
         try:
-            staging.finish()
-            if self.identity.rank == 0:
-                manifest = staging.commit(data_state=data_state, timeout_s=commit_timeout_s)
+            manifest = self._end_save(staging, data_state=data_state, timeout_s=commit_timeout_s)
         except (OSError, CheckpointError) as error:
             _log.exception("the checkpoint of step %d was not saved", step)
             self._note_failed(step, str(error))
@@ -264,6 +268,7 @@ class Session:
         self._note_attempted(step)
         if manifest is not None:
             self._report(self._saved_report(manifest, began_ns, load_ms))
+        if manifest is not None and staging.passed is None:
             checkpoint.sweep(self.identity.checkpoint_dir, below=self._committed)
             self._committed = max(self._committed, step)
         return manifest
@@ -284,6 +289,16 @@ class Session:
         return checkpoint.verify(path, manifest=manifest)
 
     # ------------------------------------------------------------ inside
+
+    def _end_save(self, staging: Staging, *, data_state: bool, timeout_s: float) -> Manifest | None:
+        """On rank 0 the checkpoint that is there now. Raises OSError, CheckpointError."""
+        if staging.passed is not None:
+            staging.drop()
+        else:
+            staging.finish()
+        if self.identity.rank != 0:
+            return None
+        return staging.passed or staging.commit(data_state=data_state, timeout_s=timeout_s)
 
     def _verified(self, path: Path, point: ResumePoint, wait_s: float) -> Checkpoint:
         me = self.identity
