@@ -1,4 +1,4 @@
-"""A served cell for the tests over gRPC: one gateway, one leader."""
+"""A cell in memory for tests of the core, and a served one for the tests over gRPC: one gateway, one leader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from services.gateway.sessions import AttachStream
 from tests.services.gateway.served import Leader, Served, serving
+from tests.services.gateway.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    """A cell in memory."""
+    return World()
+
+
+@pytest.fixture
+def stream(world: World) -> AttachStream:
+    """n1 is attached, joined, and has its first set."""
+    stream = world.attach("n1")
+    world.settle()
+    world.pulled(stream)
+    return stream
 
 
 @pytest.fixture

@@ -1,50 +1,19 @@
-"""Attached nodes: what an agent is sent, what is acknowledged and when, and what is refused."""
+"""Attached nodes: what an agent is sent, and which incarnation is refused."""
 
 from __future__ import annotations
 
 import pytest
 
 from services.gateway.auth import Caller
-from services.gateway.beats import BATCH_BEATS, BATCH_MS, BATCHES_MAX, PULSE_MS
-from services.gateway.pending import RETRY_AFTER_MS
 from services.gateway.refusal import Refusal, Status
-from services.gateway.reports import BEHIND_MAX
 from services.gateway.sessions import LOG_FRESH_MS, RESEND_MS, AttachStream
 from services.runtime.desired import applied, set_digest
-from services.runtime.ports import Outgoing, PortError
+from services.runtime.ports import Outgoing
 from services.runtime.tokens import check_job_token
-from tests.services.gateway.world import AGENT, ALICE, CELL, KEY, World, inventory
-from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
+from tests.services.gateway.world import AGENT, CELL, KEY, World, beat, began, inventory
 from tidemill.v1 import job_service_pb2 as jobs
 from tidemill.v1 import node_service_pb2 as wire
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def stream(world: World) -> AttachStream:
-    """n1 is attached, joined, and has its first set."""
-    stream = world.attach("n1")
-    world.settle()
-    world.pulled(stream)
-    return stream
-
-
-def beat(world: World, stream: AttachStream, sequence: int = 1, incarnation: int = 1) -> None:
-    world.say(
-        stream,
-        beat=telemetry_pb2.Beat(node="n1", incarnation=incarnation, sequence=sequence, at_ms=1),
-    )
-
-
-def began(run: str, sequence: int, node: str = "n1") -> reports_pb2.Report:
-    return reports_pb2.Report(
-        node=node, incarnation=1, sequence=sequence, run_began=reports_pb2.RunBegan(run=run)
-    )
-
+from tidemill.v1 import reports_pb2
 
 # --- attaching
 
@@ -247,98 +216,6 @@ def test_a_node_that_comes_back_with_another_address_changes_its_gangs_orders(
     assert addresses == {"elsewhere"}
 
 
-# --- beats
-
-
-def test_a_beat_is_published_within_its_bound_and_then_acknowledged(
-    world: World, stream: AttachStream
-) -> None:
-    beat(world, stream, sequence=7)
-    world.store()
-    early = world.beat_batches()
-    world.pass_ms(BATCH_MS)
-    world.store()
-    (batch,) = world.beat_batches()
-    assert (early, [each.sequence for each in batch.beats]) == ([], [7])
-    assert world.pulled(stream) == [
-        wire.AttachResponse(beat_ack=wire.BeatAck(node="n1", sequence=7))
-    ]
-
-
-def test_all_beats_of_a_partition_share_one_record(world: World) -> None:
-    stream = world.attach(*[f"n{i}" for i in range(40)])
-    world.settle()
-    for i in range(40):
-        world.say(stream, beat=telemetry_pb2.Beat(node=f"n{i}", incarnation=1, sequence=1))
-    world.pass_ms(BATCH_MS)
-    world.store()
-    assert len(world.beat_batches()) == 1
-
-
-def test_a_full_batch_of_beats_does_not_wait(world: World, stream: AttachStream) -> None:
-    for sequence in range(BATCH_BEATS):
-        beat(world, stream, sequence=sequence)
-    world.store()
-    assert len(world.beat_batches()) == 1
-
-
-def test_a_gateway_without_agents_is_heard_all_the_same(world: World) -> None:
-    world.pass_ms(PULSE_MS)
-    world.store()
-    batches = [record for record in world.stored if record.topic == "beats"]
-    assert [telemetry_pb2.BeatBatch.FromString(each.value).gateway for each in batches] == [
-        "gateway-0"
-    ]
-
-
-def test_a_beat_that_was_not_stored_is_not_acknowledged(world: World, stream: AttachStream) -> None:
-    world.failing = PortError("away")
-    beat(world, stream)
-    world.pass_ms(BATCH_MS)
-    world.store()
-    assert world.pulled(stream) == []
-
-
-def test_a_beat_is_not_acknowledged_by_a_gateway_that_does_not_read_the_log(
-    world: World, stream: AttachStream
-) -> None:
-    world.pass_ms(LOG_FRESH_MS + 1)
-    beat(world, stream)
-    world.pass_ms(BATCH_MS)
-    world.store()
-    assert world.pulled(stream) == []
-
-
-def test_a_beat_of_an_incarnation_that_has_not_joined_is_not_acknowledged(world: World) -> None:
-    stream = world.attach("n1")
-    beat(world, stream)
-    world.pass_ms(BATCH_MS)
-    world.store()
-    assert "beat_ack" not in world.kinds(stream)
-
-
-def test_a_late_beat_of_a_lost_incarnation_is_not_acknowledged(
-    world: World, stream: AttachStream
-) -> None:
-    beat(world, stream)
-    world.lose("n1")
-    world.pass_ms(BATCH_MS)
-    world.store()
-    assert "beat_ack" not in world.kinds(stream)
-
-
-def test_beats_that_arrive_late_acknowledge_only_the_newest(
-    world: World, stream: AttachStream
-) -> None:
-    beat(world, stream, sequence=5)
-    beat(world, stream, sequence=4)
-    world.pass_ms(BATCH_MS)
-    world.store()
-    assert world.pulled(stream) == [
-        wire.AttachResponse(beat_ack=wire.BeatAck(node="n1", sequence=5))
-    ]
-
-
 # --- lost and back
 
 
@@ -398,201 +275,9 @@ def test_an_older_incarnation_than_the_one_in_the_log_is_refused(world: World) -
     assert refused.refused.next_incarnation == 4  # type: ignore[attr-defined]
 
 
-# --- reports
-
-
-def test_a_report_is_acknowledged_when_it_is_durable(world: World, stream: AttachStream) -> None:
-    world.say(stream, report=began("x.1.0", 3))
-    before = world.pulled(stream)
-    world.store()
-    assert (before, world.pulled(stream)) == (
-        [],
-        [wire.AttachResponse(report_ack=wire.ReportAck(node="n1", sequence=3))],
-    )
-
-
-def test_reports_that_could_not_be_stored_are_stored_in_order_later(
+def test_a_verdict_that_nobody_can_read_is_parked_and_changes_no_session(
     world: World, stream: AttachStream
 ) -> None:
-    world.failing = PortError("away")
-    world.say(stream, report=began("x.1.0", 1))
-    world.store()
-    world.say(stream, report=began("y.1.0", 2))
-    world.failing = None
-    world.store()
-    early = world.pulled(stream)
-    world.pass_ms(RETRY_AFTER_MS)
-    world.store()
-    runs = [
-        reports_pb2.Report.FromString(record.value).run_began.run
-        for record in world.stored
-        if record.topic == "reports"
-    ]
-    assert (early, runs[-2:]) == ([], ["x.1.0", "y.1.0"])
-    assert world.kinds(stream) == ["report_ack", "report_ack"]
-
-
-def test_one_write_of_a_nodes_reports_is_on_its_way_at_a_time(
-    world: World, stream: AttachStream
-) -> None:
-    for sequence in range(1, 4):
-        world.say(stream, report=began(f"x.{sequence}.0", sequence))
-    first = world.store()
-    second = world.store()
-    assert ([len(write.records) for write in first], [len(write.records) for write in second]) == (
-        [1],
-        [2],
-    )
-
-
-def test_an_agent_may_not_report_on_another_nodes_run(world: World) -> None:
-    stream = world.attach("n1", "n2")
-    world.settle()
-    job = world.admitted()
-    (run,) = [run for run in world.gateway.cluster.runs.values() if run.job == job]
-    other = "n2" if run.node == "n1" else "n1"
-    with pytest.raises(Refusal) as caught:
-        world.say(stream, report=began(run.id, 1, node=other))
-    assert (caught.value.status, caught.value.code) == (
-        Status.PERMISSION_DENIED,
-        "other_nodes_run",
-    )
-
-
-def test_an_inventory_does_not_come_as_a_report(world: World, stream: AttachStream) -> None:
-    report = reports_pb2.Report(
-        node="n1", sequence=1, node_attached=reports_pb2.NodeAttached(inventory=inventory())
-    )
-    with pytest.raises(Refusal) as caught:
-        world.say(stream, report=report)
-    assert caught.value.code == "not_an_agents_report"
-
-
-def test_who_reports_is_said_by_the_gateway_not_by_the_agent(
-    world: World, stream: AttachStream
-) -> None:
-    report = began("x.1.0", 1)
-    report.principal.name = "user:root"
-    world.say(stream, report=report)
-    world.store()
-    assert world.last_report().principal == common_pb2.Principal(
-        name=AGENT.principal, method="node-token"
-    )
-
-
-def test_a_signal_reaches_its_topic(world: World, stream: AttachStream) -> None:
-    world.say(
-        stream,
-        signal=telemetry_pb2.Signal(node="n1", kind=telemetry_pb2.SIGNAL_KIND_XID, code="79"),
-    )
-    world.store()
-    assert [record.key for record in world.stored if record.topic == "signals"] == [b"n1"]
-
-
-def test_reports_that_nobody_can_store_end_the_stream_instead_of_memory(
-    world: World, stream: AttachStream
-) -> None:
-    world.failing = PortError("away")
-    for sequence in range(1, BEHIND_MAX + 1):
-        world.say(stream, report=began("x.1.0", sequence))
-    with pytest.raises(Refusal) as caught:
-        world.say(stream, report=began("x.1.0", BEHIND_MAX + 1))
-    assert caught.value.code == "reports_behind"
-
-
-# --- what runs print
-
-
-def output(world: World, job: str, **fields: object) -> jobs.ReadLogsRequest:
-    return jobs.ReadLogsRequest(job=job, **fields)  # type: ignore[arg-type]
-
-
-def test_output_goes_from_the_agent_to_who_asked(world: World, stream: AttachStream) -> None:
-    job = world.admitted()
-    world.pulled(stream)
-    reader = world.gateway.read_output(ALICE, output(world, job, follow=True, tail_bytes=10))
-    (asked,) = world.pulled(stream)
-    read = asked.log_read  # type: ignore[attr-defined]
-    assert (read.run, read.follow, read.tail_bytes) == (f"{job}.1.0", True, 10)
-    world.say(stream, log_chunk=wire.LogChunk(call=read.call, data=b"hello"))
-    world.say(stream, log_chunk=wire.LogChunk(call=read.call, end=True))
-    assert world.pulled(reader) == [jobs.ReadLogsResponse(data=b"hello", run=f"{job}.1.0")]
-    assert reader.ended
-
-
-def test_a_reader_who_leaves_has_the_agent_told(world: World, stream: AttachStream) -> None:
-    job = world.admitted()
-    reader = world.gateway.read_output(ALICE, output(world, job))
-    world.pulled(stream)
-    world.gateway.sessions.stop_reading(reader)
-    (cancel,) = world.pulled(stream)
-    assert cancel.log_read.cancel  # type: ignore[attr-defined]
-
-
-def test_output_of_a_node_that_is_not_attached_here_is_said_to_be_elsewhere(
-    world: World, stream: AttachStream
-) -> None:
-    job = world.admitted()
-    world.gateway.agents.close(stream)
-    with pytest.raises(Refusal) as caught:
-        world.gateway.read_output(ALICE, output(world, job))
-    assert caught.value.code == "node_not_attached"
-
-
-def test_a_reader_is_told_when_the_agent_leaves(world: World, stream: AttachStream) -> None:
-    job = world.admitted()
-    reader = world.gateway.read_output(ALICE, output(world, job))
-    world.gateway.agents.close(stream)
-    with pytest.raises(Refusal) as caught:
-        reader.pull(world.now)
-    assert caught.value.code == "node_not_attached"
-
-
-def test_an_agents_error_is_the_readers(world: World, stream: AttachStream) -> None:
-    job = world.admitted()
-    world.pulled(stream)
-    reader = world.gateway.read_output(ALICE, output(world, job))
-    (asked,) = world.pulled(stream)
-    call = asked.log_read.call  # type: ignore[attr-defined]
-    world.say(stream, log_chunk=wire.LogChunk(call=call, error="rotated away", end=True))
-    with pytest.raises(Refusal, match="rotated away"):
-        reader.pull(world.now)
-
-
-def test_a_reader_that_is_too_slow_is_cut(world: World, stream: AttachStream) -> None:
-    job = world.admitted()
-    world.pulled(stream)
-    reader = world.gateway.read_output(ALICE, output(world, job))
-    (asked,) = world.pulled(stream)
-    chunk = wire.LogChunk(call=asked.log_read.call, data=b"x" * (3 << 20))  # type: ignore[attr-defined]
-    for _ in range(6):
-        world.say(stream, log_chunk=chunk)
-    with pytest.raises(Refusal) as caught:
-        reader.pull(world.now)
-    assert caught.value.code == "reader_too_slow"
-
-
-def test_output_for_a_call_that_nobody_made_is_dropped(world: World, stream: AttachStream) -> None:
-    world.say(stream, log_chunk=wire.LogChunk(call="forged", data=b"x"))
-    assert world.pulled(stream) == []
-
-
-def test_a_verdict_for_an_unknown_partition_changes_no_session(world: World) -> None:
     world.stored.append(Outgoing("verdicts", b"", b"\xff\xff"))
     world.settle()
-    assert world.gateway.cluster.parked == 1
-
-
-def test_beats_that_nobody_can_store_are_dropped_instead_of_piling_up(
-    world: World, stream: AttachStream
-) -> None:
-    for sequence in range(10 * BATCHES_MAX):
-        beat(world, stream, sequence=sequence)
-        world.pass_ms(BATCH_MS)
-    piled_up = len(world.gateway.effects.writes)
-    world.store()
-    beat(world, stream, sequence=99_999)
-    world.pass_ms(BATCH_MS)
-    world.store()
-    assert piled_up == BATCHES_MAX
-    assert world.beat_batches()[-1].beats[-1].sequence == 99_999
+    assert (world.gateway.cluster.parked, world.pulled(stream)) == (1, [])

@@ -78,6 +78,13 @@ def inventory(
     )
 
 
+def began(run: str, sequence: int, node: str = "n1") -> reports_pb2.Report:
+    """An agent's report that a run began."""
+    return reports_pb2.Report(
+        node=node, incarnation=1, sequence=sequence, run_began=reports_pb2.RunBegan(run=run)
+    )
+
+
 class World:
     """One cell. `answers` holds what each call was told; `failing` makes every write fail with it."""
 
@@ -322,3 +329,9 @@ class World:
             gateway.fold(codec.decode_entry(record.offset, record.value))
         gateway.log_read(self.now)
         self.collect()
+
+
+def beat(world: World, stream: AttachStream, sequence: int = 1, incarnation: int = 1) -> None:
+    """A heartbeat of n1."""
+    one = telemetry_pb2.Beat(node="n1", incarnation=incarnation, sequence=sequence, at_ms=1)
+    world.say(stream, beat=one)
