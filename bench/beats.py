@@ -44,7 +44,7 @@ _NODES: Final = {
 }
 _WINDOW_S: Final = {"small": 6.0, "full": 15.0}
 _BEAT_S: Final = 2.0
-_BATCH_S: Final = 0.25
+_BATCH_S: Final = 0.1
 _SLOTS: Final = int(_BEAT_S / _BATCH_S)
 # As a gateway: a full batch does not wait.
 _BATCH_BEATS: Final = 2_000

@@ -50,7 +50,7 @@ _LOST_WITHIN_S: Final = 60.0
 _BREAKER: Final = "TIDEMILL_HEALTH_BREAKER_LEAST"
 
 _BEAT_MS: Final = 2_000
-_BATCH_MS: Final = 250
+_BATCH_MS: Final = 100
 _DELAY_MS: Final = 50
 _HOURS: Final = {"small": 1, "full": 8}
 _NODES: Final = 500

@@ -23,7 +23,7 @@ from services.runtime.ports import PortError
 from tidemill.v1 import node_service_pb2 as pb
 
 # A gateway that acknowledges nothing for so long is left for the next: up to one beat before, and a new stream after it,
-# and the node has still been heard within the silence that makes it lost (10.5 s).
+# and the node has still been heard within the silence that makes it lost (10.25 s).
 UNHEARD_S: Final = 7.0
 FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 5.0

@@ -16,7 +16,7 @@ from services.runtime import topics
 from services.runtime.ports import RECORD_BYTES_MAX, Outgoing, PortError
 from tidemill.v1 import telemetry_pb2
 
-BATCH_MS: Final = 250
+BATCH_MS: Final = 100
 # A full batch does not wait; 2,000 beats are about 100 KB, and a record holds them whatever their nodes are called.
 BATCH_BEATS: Final = 2_000
 BEAT_BYTES_MAX: Final = RECORD_BYTES_MAX // BATCH_BEATS - 20

@@ -24,7 +24,7 @@ from services.runtime.patience import Patience
 from services.runtime.ports import InputGapError, InputRecord, PortError
 from services.runtime.streams import Place, Streams, StreamsEndedError
 
-TURN_S: Final = 0.5
+TURN_S: Final = 0.25
 _SIGNALS_PER_READ: Final = 2_000
 # It answers when something came; only what a broker keeps back takes as long.
 _READ_S: Final = 10.0

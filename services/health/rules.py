@@ -10,9 +10,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     judge: str = "health"
     # Three beats missed: nothing new is placed there. Five: the work goes on elsewhere. A pause of 8 s is forgiven: up
-    # to 2 s since the beat before it, and half a second for the batch, the broker and us (decision 0016).
+    # to 2 s since the beat before it, and a quarter of a second for the batch, the broker and us (decision 0016).
     suspect_after_ms: int = 6_000
-    lost_after_ms: int = 10_500
+    lost_after_ms: int = 10_250
     # A verdict is said again this often while the log does not show it.
     repeat_ms: int = 2_000
     # Gateways were not heard for this long (they are every 2 s): their agents have to find them again.

@@ -38,7 +38,7 @@ def test_pauses_of_eight_seconds_lose_no_node(small: None) -> None:
 def test_longer_pauses_are_counted_when_they_lose_a_node(small: None) -> None:
     pauses = detect._Pauses(7, mean_ms=20_000).run(1)
     assert pauses.count > 300
-    # Longer than 8.5 to 10.5 s: e^-0.43 to e^-0.53 of them.
+    # Longer than 8.25 to 10.25 s: e^-0.41 to e^-0.51 of them.
     assert 0.5 < pauses.lost / pauses.count < 0.75
 
 
