@@ -122,8 +122,9 @@ def stop(draft: Draft, attempt: Attempt, cause: Cause, message: str, then: JobNe
     if attempt.state is AttemptState.STOPPING:
         deadline_ms = min(deadline_ms, attempt.stop_deadline_ms)
     said = message[:MESSAGE_CHARS]
-    draft.record(AttemptStopping(attempt.job, attempt.number, cause, said, then, deadline_ms))
-    settle(draft, attempt.job)
+    with draft.whole():
+        draft.record(AttemptStopping(attempt.job, attempt.number, cause, said, then, deadline_ms))
+        settle(draft, attempt.job)
 
 
 def fail(draft: Draft, attempt: Attempt, cause: Cause, blame: Blame, message: str) -> None:
@@ -148,15 +149,20 @@ def run_ended(
     exit_code: int = 0,
     signal: int = 0,
 ) -> None:
-    """A run is known to have ended; draws the consequence for its attempt unless that has ended already."""
-    said = message[:MESSAGE_CHARS]
-    draft.record(RunEnded(run.id, exit_code, signal, evidence, said))
-    attempt = live(draft.cluster, run.job)
-    if attempt is None or attempt.number != run.attempt:
-        return
-    ended = draft.cluster.runs[run.id]
+    """A run is known to have ended; draws the consequence for its attempt unless that has ended already.
+
+    Both in one entry: nothing but the end of a run makes anyone look at an attempt that has none left.
+    """
+    with draft.whole():
+        draft.record(RunEnded(run.id, exit_code, signal, evidence, message[:MESSAGE_CHARS]))
+        attempt = live(draft.cluster, run.job)
+        if attempt is not None and attempt.number == run.attempt:
+            _after(draft, attempt, draft.cluster.runs[run.id])
+
+
+def _after(draft: Draft, attempt: Attempt, ended: Run) -> None:
     if attempt.state is AttemptState.STOPPING or exit_codes.clean(ended):
-        settle(draft, run.job)
+        settle(draft, attempt.job)
         return
     meaning = exit_codes.meaning(ended)
     blame = meaning.blame

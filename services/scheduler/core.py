@@ -24,7 +24,7 @@ from services.scheduler.duetimes import DueTimes
 from services.scheduler.exits import DeposedError
 from statemachines.cluster import Cluster, Touched
 from statemachines.entry import Entry
-from statemachines.facts import GangPlaced, JobHeld, JobWaiting
+from statemachines.facts import Fact, GangPlaced, JobHeld, JobWaiting
 from statemachines.job import Job
 from statemachines.values import Reason
 
@@ -139,14 +139,16 @@ class LeaderCore:
             draft.record(JobWaiting(job.id, decision.reason))
 
     def _place(self, draft: Draft, job: Job, decision: Place) -> None:
-        fact = GangPlaced(
+        placed = GangPlaced(
             job.id, job.attempt + 1, decision.placements, decision.resume, decision.master_port, decision.why
         )  # fmt: skip
-        if len(fact.placements) > _LARGE_GANG and not fits(fact):
+        facts: list[Fact] = [*trainers.condemned(draft.cluster, job, decision.resume), placed]
+        if len(placed.placements) > _LARGE_GANG and not fits(facts):
             draft.record(JobHeld(job.id, _TOO_LARGE))
             return
-        trainers.condemn_newer(draft, job, decision.resume)
-        draft.record(fact)
+        with draft.whole():
+            for fact in facts:
+                draft.record(fact)
 
     # --- reading back
 

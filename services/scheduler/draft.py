@@ -1,16 +1,19 @@
 """The entry being written: facts take effect on the working cluster as they are recorded, and are sealed by the chain.
 
 The only place where the leader changes the cluster. Grows past one record never: a full entry is sealed and the next
-begun, between facts, so a step is split and a gang is not. It never decides anything.
+begun before what is being recorded whole (an input, a due time, a decision), so a leader that dies between two entries
+leaves no half of it behind (decision 0024). It never decides anything.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from services.runtime import chain, codec
 from services.runtime.ports import InputRecord
@@ -51,9 +54,9 @@ def seal(
     return Sealed(Entry(-1, cell, term, prev, digest, at_ms, tuple(consumed), tuple(facts)), value)
 
 
-def fits(fact: Fact) -> bool:
-    """Whether an entry can hold this fact."""
-    return len(codec.encode_fact(Recorded(fact))) <= ENTRY_BYTES
+def fits(facts: Sequence[Fact]) -> bool:
+    """Whether one entry can hold these facts."""
+    return sum(len(codec.encode_fact(Recorded(fact))) for fact in facts) <= ENTRY_BYTES
 
 
 class Draft:
@@ -71,6 +74,8 @@ class Draft:
         self._facts: list[Recorded] = []
         self._encoded: list[bytes] = []
         self._bytes = 0
+        # Where what is being recorded whole begins among the facts, outermost first.
+        self._begins: list[int] = []
         self._ranges: list[Position] = []
         self._counted = 0  # Offsets in all ranges.
 
@@ -80,14 +85,23 @@ class Draft:
         """A fact becomes true; raises IllegalTransition when the fold says that it cannot (a bug of ours)."""
         recorded = Recorded(fact, self.by, self._input)
         encoded = codec.encode_fact(recorded)
-        if self._bytes + len(encoded) > ENTRY_BYTES and self._facts:
-            self._seal()
+        while self._facts and self._bytes + len(encoded) > ENTRY_BYTES:
+            self._split()
             recorded = Recorded(fact, self.by, self._input)
             encoded = codec.encode_fact(recorded)
         self.cluster.apply(recorded, self.now_ms)
         self._facts.append(recorded)
         self._encoded.append(encoded)
         self._bytes += len(encoded)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is recorded within goes into one entry, if one can hold it; an input is whole without asking."""
+        self._begins.append(len(self._facts))
+        try:
+            yield
+        finally:
+            self._begins.pop()
 
     def ignore(self, why: str) -> None:
         """An input that changes nothing: late, repeated, or about what is gone. Counted for the metrics only."""
@@ -101,6 +115,7 @@ class Draft:
             self.ignore("decided_before")
             return False
         self._open = record
+        self._begins.append(len(self._facts))
         self._input = self._ordinal(record)
         return True
 
@@ -117,6 +132,7 @@ class Draft:
             first = self._next(topic, partition)
             self._counted += after - first
             self._ranges.append(Position(topic, partition, first, after))
+        self._begins.pop()
         self._open, self._input, self.by = None, 0, ""
 
     def park(self, reason: str) -> None:
@@ -140,10 +156,21 @@ class Draft:
 
     def close(self) -> list[Sealed]:
         """All entries of the step, in order; none when nothing was recorded and no input decided."""
-        assert self._open is None, "the input in hand is not decided yet"
+        assert self._open is None and not self._begins, "what is in hand is not decided yet"
         if self._facts or self._ranges:
             self._seal()
         return self.sealed
+
+    def _split(self) -> None:
+        """Seal what comes before the outermost that is being recorded whole; if that alone is too much, before the next."""
+        at = next((begin for begin in self._begins if begin > 0), len(self._facts))
+        carried = self._facts[at:]
+        del self._facts[at:], self._encoded[at:]
+        self._seal()
+        self._begins = [max(0, begin - at) for begin in self._begins]
+        self._facts = [replace(each, input=self._input) for each in carried]
+        self._encoded = [codec.encode_fact(each) for each in self._facts]
+        self._bytes = sum(len(each) for each in self._encoded)
 
     def _seal(self) -> None:
         sealed = seal(

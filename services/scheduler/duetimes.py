@@ -62,10 +62,11 @@ class DueTimes:
                 return
             _, kind, name = heappop(self._heap)
             del self._due[kind, name]
-            if kind == _JOB:
-                enforce_job(draft, JobId(name))
-            else:
-                enforce_node(draft, NodeId(name))
+            with draft.whole():
+                if kind == _JOB:
+                    enforce_job(draft, JobId(name))
+                else:
+                    enforce_node(draft, NodeId(name))
 
     def _watch(self, key: Key, at: int | None) -> None:
         if at is None:

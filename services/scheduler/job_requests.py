@@ -39,7 +39,8 @@ def decide(draft: Draft, arrays: Arrays, said: Any) -> None:
     granted = False
     for job in named:
         try:
-            handler(draft, draft.cluster.jobs[job], said)
+            with draft.whole():
+                handler(draft, draft.cluster.jobs[job], said)
             granted = True
         except RefusedError as error:
             refusal = error

@@ -114,8 +114,13 @@ def run_finished(draft: Draft, report: reports_pb2.Report) -> None:
 def lost(draft: Draft, node: Node, message: str) -> None:
     """A node is given up: its runs may live on, the work goes on elsewhere."""
     draft.record(NodeLost(node.id, node.incarnation, message))
-    for attempt in attempts.live_on(draft.cluster, node.id):
-        attempts.node_lost(draft, attempt, node.id)
+    abandon(draft, node.id)
+
+
+def abandon(draft: Draft, node: NodeId) -> None:
+    """What ran on a lost node; again and again to the same end, for a node may hold more than one entry can."""
+    for attempt in attempts.live_on(draft.cluster, node):
+        attempts.node_lost(draft, attempt, node)
 
 
 def drained(draft: Draft, node_id: NodeId) -> None:

@@ -122,15 +122,17 @@ def release_older(draft: Draft, job_id: JobId) -> None:
             draft.record(CheckpointReleased(job_id, each.step))
 
 
-def condemn_newer(draft: Draft, job: Job, resume: ResumePoint) -> None:
+def condemned(cluster: Cluster, job: Job, resume: ResumePoint) -> list[CheckpointCondemned]:
     """An attempt that resumes from an older checkpoint leaves the newer ones behind, and will save their steps again.
 
     Those are on disks of nodes that it was not placed on; kept, they would have its saves refused.
     """
-    for each in draft.cluster.checkpoints.get(job.id, ()):
-        if each.state is CheckpointState.DURABLE and each.step > resume.step:
-            why = f"it cannot be loaded where attempt {job.attempt + 1} runs, which resumes from step {resume.step}"
-            draft.record(CheckpointCondemned(job.id, each.step, why))
+    why = f"it cannot be loaded where attempt {job.attempt + 1} runs, which resumes from step {resume.step}"
+    return [
+        CheckpointCondemned(job.id, each.step, why)
+        for each in cluster.checkpoints.get(job.id, ())
+        if each.state is CheckpointState.DURABLE and each.step > resume.step
+    ]
 
 
 def _save_failed(draft: Draft, said: reports_pb2.SaveFailed) -> None:

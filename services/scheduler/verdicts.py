@@ -76,6 +76,7 @@ def _gone(draft: Draft, said: verdicts_pb2.NodeGone) -> None:
         return
     if node.state is NodeState.LOST:
         draft.ignore("repeated_verdict")
+        nodes.abandon(draft, node.id)  # A leader that died amid it left some of them to us.
     elif draft.cluster.incident is not None:
         draft.ignore("held_back_by_incident")
     else:

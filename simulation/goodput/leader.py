@@ -96,7 +96,8 @@ class Leader:
         for decision in self._planner.plan(now_ms, limit=_DECISIONS):
             job = cluster.jobs[decision.job]
             if isinstance(decision, Place):
-                trainers.condemn_newer(draft, job, decision.resume)
+                for condemned in trainers.condemned(cluster, job, decision.resume):
+                    draft.record(condemned)
                 draft.record(GangPlaced(job.id, job.attempt + 1, decision.placements, decision.resume,
                                         decision.master_port, decision.why))  # fmt: skip
             elif job.reason is None or job.reason.code != decision.reason.code:
