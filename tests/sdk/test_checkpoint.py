@@ -255,6 +255,14 @@ def test_what_unfinished_saves_left_is_swept_below_a_step_only(tmp_path: Path) -
     ]
 
 
+def test_a_sweep_that_cannot_look_says_so_and_never_undoes_a_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint.sweep(tmp_path / ("n" * 300), below=5)
+    [record] = caplog.records
+    assert "File name too long" in record.getMessage()
+
+
 def test_removing_takes_the_manifest_first(tmp_path: Path) -> None:
     manifest = write(tmp_path, 5)
     assert checkpoint.remove(manifest.path) is True

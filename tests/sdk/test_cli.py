@@ -153,6 +153,17 @@ def test_json_has_every_field_numbers_as_numbers_and_states_as_words(run: Run) -
     assert sorted(job) == sorted(field.name for field in sample.training().DESCRIPTOR.fields)
 
 
+def test_json_stays_json_whatever_a_trainer_measures(run: Run, cell: FakeGateway) -> None:
+    cell.jobs["kq3vz7m2ab5c"].metrics["loss"] = float("nan")
+    cell.jobs["kq3vz7m2ab5c"].metrics["scale"] = float("inf")
+
+    def no_json(constant: str) -> None:
+        raise AssertionError(constant)
+
+    job = json.loads(run("show", "42", "-o", "json").stdout, parse_constant=no_json)
+    assert job["metrics"] == {"loss": None, "scale": None}
+
+
 def test_one_job_is_an_object_several_are_a_list(run: Run) -> None:
     assert json.loads(run("show", "42", "-o", "json").stdout)["number"] == 42
     assert [job["number"] for job in json.loads(run("show", "42", "43", "-o", "json").stdout)] == [

@@ -44,7 +44,7 @@ def test_a_save_is_reported_with_its_manifest_when_it_is_durable(cell: Cell) -> 
 def test_progress_comes_by_itself_with_metrics(cell: Cell) -> None:
     with cell.session() as s:
         s.phase("train")
-        s.step(1, loss=0.25, grad=float("nan"))
+        s.step(1, loss=0.25)
         until(cell.gateway, lambda: any(record.step == 1 for record in cell.gateway.progress))
     record = next(record for record in cell.gateway.progress if record.step == 1)
     assert (record.job, record.attempt, record.rank, record.phase) == ("job1", 2, 0, "train")
@@ -53,7 +53,7 @@ def test_progress_comes_by_itself_with_metrics(cell: Cell) -> None:
 
 def test_what_is_no_number_is_left_out_of_the_metrics(cell: Cell) -> None:
     with cell.session() as s:
-        s.step(1, loss=1, name="text", none=None)  # type: ignore[arg-type]
+        s.step(1, loss=1, name="text", none=None, grad=float("nan"), scale=float("-inf"))  # type: ignore[arg-type]
         until(cell.gateway, lambda: any(record.step == 1 for record in cell.gateway.progress))
     assert [dict(record.metrics) for record in cell.gateway.progress if record.step == 1] == [
         {"loss": 1.0}

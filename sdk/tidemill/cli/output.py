@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shutil
 import sys
@@ -103,7 +104,12 @@ def write_json_line(value: object) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A message as plain values: every field there, 64-bit numbers as numbers, bytes as hex, enums by name."""
+    """A message as plain values: every field there, 64-bit numbers as numbers, bytes as hex, enums by name.
+
+    JSON has no word for what is not a number or is infinite: None.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if not isinstance(value, Message):
         return value.hex() if isinstance(value, bytes) else value
     return {field.name: _plain_field(value, field) for field in value.DESCRIPTOR.fields}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -25,6 +26,7 @@ FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 SHARED: Final = "shared"
 PARTIAL: Final = ".partial-"
+_log = logging.getLogger("tidemill.training")
 
 
 class CheckpointError(Exception):
@@ -239,8 +241,13 @@ def newest(root: Path) -> Manifest | None:
 
 
 def sweep(root: Path, *, below: int) -> None:
-    """Remove what unfinished saves of steps below `below` left under our own prefix. Raises OSError."""
-    for path in sorted(root.glob(f"step-*{PARTIAL}*")):
+    """Remove what unfinished saves of steps below `below` left under our own prefix, as far as it can be done."""
+    try:
+        paths = sorted(root.glob(f"step-*{PARTIAL}*"))
+    except OSError as error:
+        _log.warning("what unfinished saves left in %s stays: %s", root, error.strerror)
+        return
+    for path in paths:
         step = path.name.removeprefix("step-").split(PARTIAL)[0]
         if step.isdecimal() and int(step) < below:
             shutil.rmtree(path, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import threading
@@ -274,9 +275,11 @@ def _numbers(metrics: Mapping[str, object]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in list(metrics.items())[:16]:
         try:
-            numbers[name[:64]] = float(value)  # type: ignore[arg-type]
+            number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError, RuntimeError):
             continue
+        if math.isfinite(number):
+            numbers[name[:64]] = number
     return numbers
 
 
