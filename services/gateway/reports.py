@@ -1,7 +1,8 @@
 """Reports of one node on their way to their topic, in the order sent. Acknowledged when durable, never before.
 
 One write at a time: a report is on its way only when all before it are stored, so a failed write leaves no gap behind
-a later one. Sending one twice is harmless, the leader takes the first.
+a later one. Sending one twice is harmless, the leader takes the first. With its stream a queue ends: the agent repeats
+what was not acknowledged, so nothing of it is kept here however long the log is away.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ class ReportQueue:
         self._waiting: deque[tuple[int, Outgoing]] = deque()
         self._publishing = 0
         self._retrying = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody hears an acknowledgement any more: what is not on its way is not written."""
+        self._closed = True
+        self._waiting.clear()
 
     def add(self, sequence: int, record: Outgoing) -> None:
         """One more; raises Refusal when too many wait."""
@@ -50,6 +57,8 @@ class ReportQueue:
         self._effects.publish([record for _, record in self._waiting], self._written)
 
     def _written(self, error: PortError | None, now: Now) -> None:
+        if self._closed:
+            return
         count, self._publishing = self._publishing, 0
         if error is not None:
             self._retrying = True
@@ -63,4 +72,5 @@ class ReportQueue:
 
     def _retry(self, _now: Now) -> None:
         self._retrying = False
-        self._publish()
+        if not self._closed:
+            self._publish()

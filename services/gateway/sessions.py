@@ -184,6 +184,8 @@ class Sessions:
         """The stream is gone."""
         for session in list(stream.nodes.values()):
             self._drop(session)
+        for reports in stream.reports.values():
+            reports.close()
 
     # --- from the fold and the topics
 

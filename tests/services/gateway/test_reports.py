@@ -111,3 +111,38 @@ def test_reports_that_nobody_can_store_end_the_stream_instead_of_memory(
     with pytest.raises(Refusal) as caught:
         world.say(stream, report=began("x.1.0", BEHIND_MAX + 1))
     assert caught.value.code == "reports_behind"
+
+
+def test_reports_of_a_stream_that_is_gone_are_the_agents_to_repeat(
+    world: World, stream: AttachStream
+) -> None:
+    world.failing = PortError("away")
+    world.say(stream, report=began("x.1.0", 1))
+    world.store()
+    world.gateway.agents.close(stream)
+    world.failing = None
+    world.pass_ms(RETRY_AFTER_MS)
+    written = [write.records for write in world.store()]
+    again = world.attach("n1")
+    world.say(again, report=began("x.1.0", 1))
+    world.settle()
+    assert [records for records in written if records[0].topic == "reports"] == []
+    assert (world.last_report().run_began.run, "report_ack" in world.kinds(again)) == (
+        "x.1.0",
+        True,
+    )
+
+
+@pytest.mark.parametrize("failing", [None, PortError("away")])
+def test_what_waits_behind_a_write_of_a_stream_that_is_gone_is_dropped(
+    world: World, stream: AttachStream, failing: PortError | None
+) -> None:
+    for sequence in range(1, 4):
+        world.say(stream, report=began(f"x.{sequence}.0", sequence))
+    world.gateway.agents.close(stream)
+    world.failing = failing
+    (on_its_way,) = world.store()
+    world.failing = None
+    world.pass_ms(RETRY_AFTER_MS)
+    later = [write for write in world.store() if write.records[0].topic == "reports"]
+    assert (len(on_its_way.records), later) == (1, [])
