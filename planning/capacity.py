@@ -1,15 +1,16 @@
 """Free capacity of the open nodes, in the order that a search wants it: tightest first.
 
-Kept by touched node, so a step costs what it changed. One sorted list a device model, of (free devices, free
+Kept by touched node, so a step costs what it changed. One sorted list a device model, of (free devices, impaired, free
 milli-CPU, node), and one for work without devices, of (has devices, free milli-CPU, node): CPU-only work goes to nodes
-without devices first. Never decides who gets what.
+without devices first. Of equally tight nodes those whose network is not whole come last, for a gang is as fast as its
+slowest link and ends with its first. Never decides who gets what.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from statemachines.cluster import Cluster
 from statemachines.device import DeviceState
@@ -22,10 +23,14 @@ _NO_NODES: Final[Collection[NodeId]] = frozenset()
 _GROWTH_KEPT: Final = 8192
 
 
-class Free:
-    """What one open node has left. `devices` maps a model to its free indices, best first; `linked` is whether a member of a larger gang may go here."""
+# (free devices, whether the network is impaired, free milli-CPU, node)
+Listed: TypeAlias = tuple[int, bool, int, NodeId]
 
-    __slots__ = ("cpu_milli", "devices", "has_devices", "linked", "memory_mib", "node")
+
+class Free:
+    """What one open node has left. `devices` maps a model to its free indices, best first; `linked` is whether a member of a larger gang may go here, `impaired` whether it had better not."""
+
+    __slots__ = ("cpu_milli", "devices", "has_devices", "impaired", "linked", "memory_mib", "node")
 
     def __init__(
         self, node: Node, cpu_milli: int, memory_mib: int, holders: Collection[int]
@@ -35,6 +40,7 @@ class Free:
         self.memory_mib = node.inventory.memory_mib - memory_mib
         self.has_devices = bool(node.devices)
         self.linked = not node.nics or any(nic.state is not NicState.FAULTY for nic in node.nics)
+        self.impaired = any(nic.state is not NicState.HEALTHY for nic in node.nics)
         self.devices: dict[str, list[int]] = {}
         usable = [each for each in node.devices if each.state is not DeviceState.FAULTY]
         # Healthy before degraded, then by index.
@@ -75,7 +81,7 @@ class Capacity:
     def __init__(self) -> None:
         self.version = 0
         self._free: dict[NodeId, Free] = {}
-        self._by_model: dict[str, list[tuple[int, int, NodeId]]] = {}
+        self._by_model: dict[str, list[Listed]] = {}
         self._by_cpu: list[tuple[bool, int, NodeId]] = []
         self._grown: list[NodeId] = []
 
@@ -117,16 +123,17 @@ class Capacity:
         """The node that one member leaves least room on, or None. `linked`: it must reach others by a working NIC."""
         if not need.devices:
             return self._tightest_cpu(need, linked=linked, without=without)
-        best: tuple[int, int, NodeId] | None = None
+        best: Listed | None = None
         for model in need.device_models or tuple(sorted(self._by_model)):
             for entry in self._candidates(model, need):
                 if best is not None and entry >= best:
                     break
-                free = self._free[entry[2]]
-                if _fits(free, need) and entry[2] not in without and (free.linked or not linked):
+                node = entry[-1]
+                free = self._free[node]
+                if _fits(free, need) and node not in without and (free.linked or not linked):
                     best = entry
                     break
-        return best[2] if best else None
+        return best[-1] if best else None
 
     def take(self, node: NodeId, need: Resources) -> Taken:
         """Hold one member's share of a node for the plan at hand; `put_back` or `refresh` undoes it."""
@@ -158,9 +165,9 @@ class Capacity:
             free.devices[taken.model] = taken.indices
         self._list(free)
 
-    def _candidates(self, model: str, need: Resources) -> Iterator[tuple[int, int, NodeId]]:
+    def _candidates(self, model: str, need: Resources) -> Iterator[Listed]:
         entries = self._by_model.get(model, [])
-        for at in range(bisect_left(entries, (need.devices, 0, "")), len(entries)):
+        for at in range(bisect_left(entries, (need.devices, False, 0, "")), len(entries)):
             yield entries[at]
 
     def _tightest_cpu(
@@ -189,14 +196,18 @@ class Capacity:
 
     def _list(self, free: Free) -> None:
         for model, indices in free.devices.items():
-            insort(self._by_model.setdefault(model, []), (len(indices), free.cpu_milli, free.node))
+            insort(self._by_model.setdefault(model, []), _listed(free, indices))
         insort(self._by_cpu, (free.has_devices, free.cpu_milli, free.node))
 
     def _unlist(self, free: Free) -> None:
         for model, indices in free.devices.items():
             entries = self._by_model[model]
-            del entries[bisect_left(entries, (len(indices), free.cpu_milli, free.node))]
+            del entries[bisect_left(entries, _listed(free, indices))]
         del self._by_cpu[bisect_left(self._by_cpu, (free.has_devices, free.cpu_milli, free.node))]
+
+
+def _listed(free: Free, indices: list[int]) -> Listed:
+    return len(indices), free.impaired, free.cpu_milli, free.node
 
 
 def _fits(free: Free, need: Resources) -> bool:

@@ -286,3 +286,30 @@ def test_growth_beyond_what_is_remembered_makes_the_waiting_look_at_everything()
     cell.end("busy")
     cell.plan()
     assert cell.where("waits")
+
+
+@pytest.mark.parametrize("fact", [facts.NicDegraded, facts.NicFaulted])
+def test_a_node_whose_network_is_not_whole_is_the_last_that_a_gang_takes(
+    fact: type[facts.NicDegraded | facts.NicFaulted],
+) -> None:
+    cell = Cell()
+    for name in ("a", "b", "c"):
+        cell.node(name, devices=1, nics=(NicSpec("ib0"), NicSpec("ib1")))
+    cell.record(fact(NodeId("a"), "ib0", FAULT))
+    cell.job("first", members=2)
+    cell.job("second")
+    cell.plan()
+    assert cell.where("first") == [("b", (0,)), ("c", (0,))]
+    assert cell.where("second") == [("a", (0,))]
+
+
+def test_a_node_whose_network_is_whole_again_comes_first_again() -> None:
+    cell = Cell()
+    for name in ("a", "b"):
+        cell.node(name, devices=1, nics=(NicSpec("ib0"), NicSpec("ib1")))
+    cell.record(facts.NicDegraded(NodeId("a"), "ib0", FAULT))
+    assert cell.plan() == []
+    cell.record(facts.NicRecovered(NodeId("a"), "ib0"))
+    cell.job("one")
+    cell.plan()
+    assert cell.where("one") == [("a", (0,))]
