@@ -85,20 +85,21 @@ class Capacity:
         self._by_cpu: list[tuple[bool, int, NodeId]] = []
         self._grown: list[NodeId] = []
 
-    def refresh(self, cluster: Cluster, node_id: NodeId) -> None:
-        """Bring one node up to date with the fold."""
+    def refresh(self, cluster: Cluster, node_id: NodeId) -> bool:
+        """Bring one node up to date with the fold; whether it was open before and is no more."""
         before = self._free.pop(node_id, None)
         if before is not None:
             self._unlist(before)
         node = cluster.nodes.get(node_id)
         if node is None or not node.open:
-            return
+            return before is not None
         usage = cluster.usage[node_id]
         free = Free(node, usage.cpu_milli, usage.memory_mib, usage.holders)
         self._free[node_id] = free
         self._list(free)
         if before is None or _has_more(free, before):
             self._grow(node_id)
+        return False
 
     def grown_since(self, version: int) -> list[NodeId]:
         """Nodes that may have more room than at `version`, oldest first, with repeats."""

@@ -17,7 +17,7 @@ from planning.restart import avoid, master_port, restart_point
 from statemachines.cluster import Cluster, Touched
 from statemachines.job import Job
 from statemachines.policy import Policy
-from statemachines.values import JobId, NodeId, Placement, Reason
+from statemachines.values import JobId, NodeId, Placement, Reason, Resources
 
 
 class Planner:
@@ -40,11 +40,11 @@ class Planner:
             self._policy = self._cluster.policy
             self._rebuild(now_ms=self._cluster.at_ms)
             return
-        for node in touched.nodes:
-            self._capacity.refresh(self._cluster, node)
+        left = [self._capacity.refresh(self._cluster, node) for node in touched.nodes]
         for job in touched.jobs:
             self._refresh_job(job, self._cluster.at_ms)
-        for shut in self._line.classes.values() if touched.queues else ():
+        # With a node gone, what was a lack of room may have become a lack of nodes, which starves nobody.
+        for shut in self._line.classes.values() if touched.queues or any(left) else ():
             shut.blocked = None
 
     def plan(self, now_ms: int, *, limit: int) -> list[Decision]:
@@ -105,14 +105,15 @@ class Planner:
         heapify(heads)
         given: dict[str, tuple[int, int]] = {}
         placed: list[tuple[JobClass, tuple[Key, JobId]]] = []
-        starving: Job | None = None
+        starving: list[Job] = []
         self._starves_at = None
         while heads and len(decisions) < limit:
             _, job_id, line = heappop(heads)
             job = self._cluster.jobs[job_id]
             reason = self._ahead(job, starving) or self._try(job, line, given, decisions)
             if reason is not None:
-                starving = starving or self._starves(job, reason, now_ms)
+                if self._starves(job, reason, now_ms):
+                    starving.append(job)
                 self._tell(line, reason, decisions, limit)
                 continue
             placed.append((line, line.pop()))
@@ -166,20 +167,20 @@ class Planner:
             self._capacity.fits(node, role.resources) for node in grown for role in line.shape[1]
         )
 
-    def _ahead(self, job: Job, starving: Job | None) -> Reason | None:
-        if starving is None or (starving.spec.devices and not job.spec.devices):
-            return None
-        return reasons.behind(starving)
+    def _ahead(self, job: Job, starving: list[Job]) -> Reason | None:
+        """Who must not be passed: what this job takes, one that starves could be waiting for."""
+        head = next((each for each in starving if _competes(job, each)), None)
+        return None if head is None else reasons.behind(head)
 
-    def _starves(self, job: Job, reason: Reason, now_ms: int) -> Job | None:
-        """The job, when it lacks room that the cell has and has waited too long to be passed any more."""
+    def _starves(self, job: Job, reason: Reason, now_ms: int) -> bool:
+        """Whether it lacks room that the cell has and has waited too long to be passed any more."""
         if reason.code != "waiting_for_capacity" or self._policy.starvation_after_ms <= 0:
-            return None
+            return False
         at = job.queued_at_ms + self._policy.starvation_after_ms
         if at <= now_ms:
-            return job
+            return True
         self._starves_at = min(at, self._starves_at or at)
-        return None
+        return False
 
     def _tell(self, line: JobClass, reason: Reason, decisions: list[Decision], limit: int) -> None:
         line.tell(reason.code)
@@ -188,6 +189,21 @@ class Planner:
             del line.untold[job.id]
             if job.reason is None or job.reason.code != reason.code:
                 decisions.append(Wait(job.id, reason))
+
+
+def _competes(job: Job, head: Job) -> bool:
+    """Whether the two may want the same devices; for work without devices, the same CPU and memory."""
+    if not head.spec.devices:
+        return True
+    wanted = [role.resources for role in job.spec.roles if role.resources.devices]
+    return any(_overlap(need, role.resources) for need in wanted for role in head.spec.roles)
+
+
+def _overlap(need: Resources, other: Resources) -> bool:
+    if not other.devices:
+        return False
+    one, two = need.device_models, other.device_models
+    return not one or not two or not set(one).isdisjoint(two)
 
 
 def _why(placements: tuple[Placement, ...]) -> Reason:

@@ -13,11 +13,14 @@ from statemachines.queue import NO_LIMIT
 from statemachines.values import (
     JobId,
     JobNext,
+    JobSpec,
     NodeId,
     QueueId,
     Reach,
     Reason,
+    Resources,
     ResumePoint,
+    Role,
     Tier,
 )
 from tests.planning.build import Cell
@@ -212,6 +215,73 @@ def test_starving_head_is_not_passed_once_it_has_waited_too_long() -> None:
         cell.end(name)
     cell.plan()
     assert len(cell.where("big")) == 2
+
+
+def test_a_head_whose_nodes_have_left_starves_nobody_and_says_so() -> None:
+    cell = Cell()
+    for name in ("h", "k"):
+        cell.node(name, devices=1, model="H100")
+    cell.job("holds", models=("H100",))
+    cell.job("waits", models=("H100",), members=2)
+    cell.plan()
+    assert cell.reason("waits") == "waiting_for_capacity"
+    cell.record(facts.NodeCordoned(NodeId("h"), ""))
+    cell.node("late", devices=1, model="H200")
+    cell.plan()
+    assert cell.reason("waits") == "capable_nodes_not_open"
+    cell.now_ms += cell.cluster.policy.starvation_after_ms + 1
+    cell.job("other")
+    cell.plan()
+    assert cell.where("other")
+
+
+def test_a_starving_head_holds_back_only_what_could_take_its_devices() -> None:
+    cell = Cell()
+    cell.node("h", devices=1, model="H100")
+    cell.node("a", devices=2, model="A100")
+    cell.job("busy", models=("H100",))
+    cell.plan()
+    for name, models in (("starves", ("H100",)), ("also", ("H100", "L4"))):
+        cell.job(name, models=models)
+    cell.plan()
+    cell.now_ms += cell.cluster.policy.starvation_after_ms + 1
+    cell.job("any")
+    for name, models in (("mine", ("A100",)), ("both", ("A100", "H100"))):
+        cell.job(name, models=models)
+    cell.plan()
+    assert cell.where("mine") == [("a", (0,))]
+    assert cell.reason("any") == cell.reason("both") == "behind_starving_job"
+
+
+def test_what_starves_for_cpu_holds_back_everything() -> None:
+    cell = Cell()
+    cell.node("a", devices=1, cpu=4)
+    cell.job("busy", devices=0, cpu=2)
+    cell.plan()
+    cell.job("starves", devices=0, cpu=4)
+    cell.plan()
+    cell.now_ms += cell.cluster.policy.starvation_after_ms + 1
+    cell.job("late", devices=1, cpu=1)
+    cell.plan()
+    assert cell.reason("late") == "behind_starving_job"
+
+
+def test_a_role_without_devices_of_a_starving_head_competes_for_none() -> None:
+    cell = Cell()
+    cell.node("h", devices=1, model="H100")
+    cell.node("a", devices=1, model="A100")
+    cell.job("busy", models=("H100",))
+    cell.plan()
+    needs = (Resources(1_000, 0, 0), Resources(1_000, 0, 1, ("H100",)))
+    roles = tuple(Role(f"r{i}", 1, need) for i, need in enumerate(needs))
+    spec = JobSpec("starves", QueueId("default"), 0, roles)
+    number = cell.cluster.next_number
+    cell.record(facts.JobAdmitted(JobId("starves"), number, 0, spec, "r/starves", b""))
+    cell.plan()
+    cell.now_ms += cell.cluster.policy.starvation_after_ms + 1
+    cell.job("mine", models=("A100",))
+    cell.plan()
+    assert cell.where("mine") == [("a", (0,))]
 
 
 def test_a_job_that_can_never_fit_starves_nobody() -> None:
