@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 Answer_co = TypeVar("Answer_co", covariant=True)
 
+# Things asked for at once in a long list.
+PAGE = 1000
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -199,3 +202,8 @@ class Caller:
         failure = from_rpc(error, what, gateway=self.context.gateway)
         failure.next_command = failure.next_command or hint
         return failure
+
+
+def new_id() -> str:
+    """A fresh request id."""
+    return uuid.uuid4().hex

@@ -6,44 +6,33 @@ It speaks in the generated messages of tidemill.v1. It must never decide anythin
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
 import grpc
 
-from tidemill.calls import REOPENABLE, STREAM_DEADLINE_S, Caller, Patience, Streamed
+from tidemill.calls import PAGE, REOPENABLE, STREAM_DEADLINE_S, Caller, Patience, new_id
+from tidemill.client_fleet import FleetCalls
+from tidemill.client_log import LogCalls
 from tidemill.context import discover
 from tidemill.errors import CallTimeoutError
 from tidemill.outbox import Outbox
 from tidemill.v1 import (
-    fleet_service_pb2 as fleet_pb,
-)
-from tidemill.v1 import (
-    fleet_service_pb2_grpc,
-    job_service_pb2_grpc,
-    log_service_pb2_grpc,
-    queue_service_pb2_grpc,
-    requests_pb2,
-    views_pb2,
-)
-from tidemill.v1 import (
     job_service_pb2 as job_pb,
 )
 from tidemill.v1 import (
-    log_service_pb2 as log_pb,
-)
-from tidemill.v1 import (
-    queue_service_pb2 as queue_pb,
+    job_service_pb2_grpc,
+    views_pb2,
 )
 
 ENDED_STATES: Final = ("succeeded", "failed", "cancelled")
-PAGE = 1000
 
 
-class Client:
+class Client(FleetCalls, LogCalls):
     """One connection to one cell; use it as a context manager or call close().
+
+    Calls about jobs are here; those about nodes and queues are FleetCalls', those about the log LogCalls'.
 
     Every call has a deadline (`deadline_s`, or the call's own). Reads, and changes through their request id, are
     tried again within it while the gateway is unavailable. All calls raise TidemillError and its subclasses.
@@ -59,12 +48,10 @@ class Client:
         deadline_s: float = 15.0,
     ) -> None:
         self.context = discover(gateway=gateway, token=token, context=context, cell=cell)
-        self._caller = Caller(self.context, deadline_s=deadline_s)
-        channel = self._caller.channel
-        self._jobs = job_service_pb2_grpc.JobServiceStub(channel)
-        self._queues = queue_service_pb2_grpc.QueueServiceStub(channel)
-        self._fleet = fleet_service_pb2_grpc.FleetServiceStub(channel)
-        self._log = log_service_pb2_grpc.LogServiceStub(channel)
+        caller = Caller(self.context, deadline_s=deadline_s)
+        FleetCalls.__init__(self, caller)
+        LogCalls.__init__(self, caller)
+        self._jobs = job_service_pb2_grpc.JobServiceStub(caller.channel)
 
     def __enter__(self) -> Self:
         return self
@@ -296,177 +283,6 @@ class Client:
             what=f"job {job!r} was not requeued",
             hint=f"tidemill why {job}",
         ).job
-
-    # ------------------------------------------------------------ fleet and queues
-
-    def nodes(self, states: Iterable[str] = ()) -> Iterator[views_pb2.NodeView]:
-        """Nodes, page by page; all unless states are named."""
-        token = ""
-        while True:
-            request = fleet_pb.ListNodesRequest(
-                states=list(states), page_size=PAGE, page_token=token
-            )
-            page = self._caller.unary(self._fleet.ListNodes, request, what="cannot list nodes")
-            yield from page.nodes
-            token = page.next_page_token
-            if not token:
-                return
-
-    def node(self, node: str) -> views_pb2.NodeView:
-        """One node. Raises NotFoundError."""
-        request = fleet_pb.GetNodeRequest(node=node)
-        return self._caller.unary(self._fleet.GetNode, request, what=f"no node {node!r}").node
-
-    def cordon(self, node: str, *, message: str = "", request_id: str = "") -> views_pb2.NodeView:
-        """No new runs there; what runs goes on."""
-        request = fleet_pb.CordonNodeRequest(
-            node=node, message=message, request_id=request_id or new_id()
-        )
-        return self._caller.unary(
-            self._fleet.CordonNode,
-            request,
-            what=f"node {node!r} was not cordoned",
-            hint="tidemill nodes",
-        ).node
-
-    def uncordon(self, node: str, *, request_id: str = "") -> views_pb2.NodeView:
-        """Back in service."""
-        request = fleet_pb.UncordonNodeRequest(node=node, request_id=request_id or new_id())
-        what = f"node {node!r} was not uncordoned"
-        return self._caller.unary(
-            self._fleet.UncordonNode, request, what=what, hint="tidemill nodes"
-        ).node
-
-    def drain(
-        self, node: str, *, within_ms: int = 0, message: str = "", request_id: str = ""
-    ) -> views_pb2.NodeView:
-        """Empty it: jobs are asked to save, then placed elsewhere, within `within_ms` at the latest."""
-        request = fleet_pb.DrainNodeRequest(
-            node=node, message=message, within_ms=within_ms, request_id=request_id or new_id()
-        )
-        return self._caller.unary(
-            self._fleet.DrainNode,
-            request,
-            what=f"node {node!r} is not draining",
-            hint="tidemill nodes",
-        ).node
-
-    def confirm_dead(
-        self, node: str, *, message: str = "", request_id: str = ""
-    ) -> views_pb2.NodeView:
-        """Vouch that nothing of ours runs on a lost node any more."""
-        request = fleet_pb.ConfirmNodeDeadRequest(
-            node=node, message=message, request_id=request_id or new_id()
-        )
-        what = f"node {node!r} was not confirmed dead"
-        return self._caller.unary(
-            self._fleet.ConfirmNodeDead, request, what=what, hint="tidemill nodes"
-        ).node
-
-    def remove_node(self, node: str, *, request_id: str = "") -> None:
-        """Forget a node that is lost or drained."""
-        request = fleet_pb.RemoveNodeRequest(node=node, request_id=request_id or new_id())
-        self._caller.unary(
-            self._fleet.RemoveNode,
-            request,
-            what=f"node {node!r} was not removed",
-            hint="tidemill nodes",
-        )
-
-    def cell(self, *, deadline_s: float | None = None) -> views_pb2.CellView:
-        """The cell as this gateway sees it."""
-        request = fleet_pb.GetCellRequest()
-        what = f"no cell answers at {self.context.gateway}"
-        return self._caller.unary(
-            self._fleet.GetCell, request, what=what, deadline_s=deadline_s
-        ).cell
-
-    def queues(self) -> list[views_pb2.QueueView]:
-        """All queues."""
-        request = queue_pb.ListQueuesRequest()
-        return list(
-            self._caller.unary(self._queues.ListQueues, request, what="cannot list queues").queues
-        )
-
-    def apply_queue(
-        self, queue: requests_pb2.ApplyQueue, *, request_id: str = ""
-    ) -> views_pb2.QueueView:
-        """Make a queue, or change one. Limits of -1 mean none."""
-        request = queue_pb.ApplyQueueRequest(queue=queue, request_id=request_id or new_id())
-        what = f"queue {queue.queue!r} was not applied"
-        return self._caller.unary(
-            self._queues.ApplyQueue, request, what=what, hint="tidemill queues"
-        ).queue
-
-    def remove_queue(self, queue: str, *, request_id: str = "") -> None:
-        """Remove an empty queue."""
-        request = queue_pb.RemoveQueueRequest(queue=queue, request_id=request_id or new_id())
-        self._caller.unary(
-            self._queues.RemoveQueue,
-            request,
-            what=f"queue {queue!r} was not removed",
-            hint="tidemill queues",
-        )
-
-    # ------------------------------------------------------------ log
-
-    def entries(
-        self,
-        *,
-        from_offset: int = 0,
-        last: int = 0,
-        follow: bool = False,
-        include_void: bool = False,
-    ) -> Iterator[log_pb.ReadEntriesResponse]:
-        """Entries of the log in order; with `follow`, for ever, and across lost connections."""
-        position = from_offset
-
-        def start() -> Streamed[log_pb.ReadEntriesResponse]:
-            request = log_pb.ReadEntriesRequest(
-                from_offset=position,
-                last=0 if position else last,
-                follow=follow,
-                include_void=include_void,
-            )
-            return self._log.ReadEntries(
-                request, metadata=self._caller.metadata, timeout=STREAM_DEADLINE_S
-            )
-
-        for entry in self._caller.resuming(
-            start, what="cannot read the log", give_up_after_s=300.0
-        ):
-            position = entry.offset + 1
-            yield entry
-
-    def verify_log(self) -> Iterator[log_pb.VerifyLogResponse]:
-        """Recompute the chain from the first entry; progress, then an answer with `done`."""
-        return self._caller.resuming(
-            lambda: self._log.VerifyLog(
-                log_pb.VerifyLogRequest(), metadata=self._caller.metadata, timeout=STREAM_DEADLINE_S
-            ),
-            what="the log was not verified",
-            give_up_after_s=60.0,
-        )
-
-    def replay(
-        self, *, at_ms: int = 0, at_offset: int = 0, deadline_s: float = 600.0
-    ) -> log_pb.ReplayLogResponse:
-        """Fold the log to a time or an offset; the end when neither is given."""
-        request = log_pb.ReplayLogRequest(at_ms=at_ms, at_offset=at_offset)
-        what = "the log was not replayed"
-        return self._caller.unary(self._log.ReplayLog, request, what=what, deadline_s=deadline_s)
-
-    def history(self, id_: str, *, from_ms: int = 0, to_ms: int = 0) -> list[job_pb.HistoryLine]:
-        """What happened to a job (by id, unique prefix or number), node or queue, in order."""
-        request = log_pb.ReadHistoryRequest(id=id_, from_ms=from_ms, to_ms=to_ms)
-        return list(
-            self._caller.unary(self._log.ReadHistory, request, what=f"no history of {id_!r}").lines
-        )
-
-
-def new_id() -> str:
-    """A fresh request id."""
-    return uuid.uuid4().hex
 
 
 def with_request_id(job: job_pb.SubmitJobRequest) -> job_pb.SubmitJobRequest:

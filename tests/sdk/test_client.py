@@ -9,8 +9,7 @@ import pytest
 
 from tests.fakes.gateway import FakeGateway, Fault
 from tidemill import Client, TidemillError, job_request
-from tidemill.calls import Patience
-from tidemill.client import PAGE
+from tidemill.calls import PAGE, Patience
 from tidemill.errors import (
     CallTimeoutError,
     NotAllowedError,
