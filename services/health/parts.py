@@ -119,7 +119,10 @@ class Parts:
         now = self._devices[device[0]].get(device[1])
         if now is None:
             return
-        action = line.again_action if self._happens_again(device, line, at_ms) else line.action
+        if device in self._wanted:  # The log will show it soon.
+            now = self._wanted[device].condition
+        again = now is not DeviceState.FAULTY and self._happens_again(device, line, at_ms)
+        action = line.again_action if again else line.action
         if action is Action.RMA:
             self._rma.add(device)
         elif action is Action.RECOVERED and device in self._rma:
@@ -134,8 +137,8 @@ class Parts:
         self._wanted[device] = _Wanted(condition, Reason(code, f"{text} ({action})"))
 
     def _happens_again(self, device: Device, line: Line, at_ms: int) -> bool:
-        """A fault that is known already does not happen again by being told again."""
-        if not line.again_count or self._devices[device[0]][device[1]] is DeviceState.FAULTY:
+        """Asked only of a device that works: a fault that is known does not happen again by being told again."""
+        if not line.again_count:
             return False
         seen = self._seen.setdefault((device, line.kind, line.code), deque())
         seen.append(at_ms)
@@ -169,11 +172,15 @@ class Parts:
 
     def _judge_port(self, nic: Nic, port: _Port, now_ms: int) -> list[Verdict]:
         node, name = nic
+        recorded = self._nics.get(node, {}).get(name)
         hung: list[Verdict] = []
         if port.down_ms is not None:
-            hung = self._progress.stalled_on(node, port.down_ms, now_ms)
-            port.stalls = port.stalls or bool(hung)
-        recorded = self._nics.get(node, {}).get(name)
+            stalls = self._progress.stands_still_on(node, port.down_ms, now_ms)
+            port.stalls = port.stalls or stalls
+            # Only once the log shows the port: the leader then knows why the job hangs, and where not to put it again.
+            # Verdicts of a node and of a job come by different partitions, in any order.
+            if recorded is None or recorded is NicState.FAULTY:
+                hung = self._progress.stalled_on(node, port.down_ms, now_ms)
         judged = self._condition(port, now_ms)
         if recorded is None or judged is None or judged[0] is recorded:
             return hung
@@ -181,7 +188,6 @@ class Parts:
         if port.said is condition and now_ms - port.said_ms < self._rules.repeat_ms:
             return hung
         port.said, port.said_ms = condition, now_ms
-        # The port first: the leader then knows why the job hangs.
         return [NicJudged(node, self._nodes[node].incarnation, name, condition, reason), *hung]
 
     def _condition(self, port: _Port, now_ms: int) -> tuple[NicState, Reason] | None:

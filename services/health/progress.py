@@ -106,9 +106,20 @@ class Progress:
             heapq.heappush(self._due, (due_ms, job, number))
         return verdicts
 
+    def stands_still_on(self, node: str, since_ms: int, now_ms: int) -> bool:
+        """Whether a gang with a member there made no step since a port of it went down, though it used to."""
+        return bool(self._still_on(node, since_ms, now_ms))
+
     def stalled_on(self, node: str, since_ms: int, now_ms: int) -> list[Verdict]:
-        """Gangs with a member on the node that made no step since a port of it went down, though they used to."""
-        verdicts: list[Verdict] = []
+        """Those gangs are hung."""
+        return [
+            verdict
+            for watch in self._still_on(node, since_ms, now_ms)
+            for verdict in self._hung(watch, now_ms)
+        ]
+
+    def _still_on(self, node: str, since_ms: int, now_ms: int) -> list[_Watch]:
+        found: list[_Watch] = []
         for watch in self._watches.values():
             known = watch.attempt
             if node not in known.nodes or known.members == 1 or not watch.ranks:
@@ -116,8 +127,8 @@ class Progress:
             still_ms = now_ms - max(watch.grew_ms, since_ms)
             # One step may take longer than usual; twice the longest so far is no step any more.
             if still_ms >= max(self._rules.port_stall_ms, 2 * watch.longest_ms):
-                verdicts += self._hung(watch, now_ms)
-        return verdicts
+                found.append(watch)
+        return found
 
     def _hung(self, watch: _Watch, now_ms: int) -> list[Verdict]:
         if now_ms - watch.said_ms < self._rules.repeat_ms:

@@ -136,6 +136,15 @@ def test_a_fault_that_is_told_again_and_again_is_one() -> None:
     ]
 
 
+def test_what_follows_at_once_does_not_make_a_fault_smaller() -> None:
+    bed = Bed(1)
+    bed.run(5_000)
+    for code in ("48", "63", "94"):  # Before the log could show the first.
+        bed.signal("n0", XID, code)
+    bed.run(5_000)
+    assert judged(bed) == [("n0", 0, DeviceState.FAULTY)]
+
+
 def test_another_card_in_its_place_is_judged_as_any() -> None:
     bed = Bed(1)
     bed.run(5_000)
@@ -295,9 +304,23 @@ def test_a_port_that_is_down_while_its_gang_stands_still_is_faulty_at_once() -> 
     bed.link("n0", "down")
     bed.also.clear()
     bed.run(20_000)
-    assert bed.kinds() == ["NicJudged", "JobHung"]  # In this order, so that the leader knows why.
+    assert bed.kinds() == ["NicJudged", "JobHung"]
     assert bed.times(JobHung)[0] - 30_000 <= 10_000 + TICK_MS + 2_000
     assert bed.of(JobHung)[0].job == "j"
+
+
+def test_a_gang_is_not_called_hung_before_the_log_shows_its_port() -> None:
+    """Else the leader may hear of the gang first, take it for the program's fault, and start it there again."""
+    bed = Bed(3)
+    train(bed)
+    bed.link("n0", "down")
+    bed.also.clear()
+    bed.leader = False
+    bed.run(30_000)
+    assert set(bed.kinds()) == {"NicJudged"}
+    bed.leader = True
+    bed.run(5_000)
+    assert bed.kinds()[-1] == "JobHung"
 
 
 def test_a_gang_with_slow_steps_is_given_time_for_one() -> None:
