@@ -18,13 +18,11 @@ T = TypeVar("T")
 class Aside:
     """So many places. Used on one event loop."""
 
-    def __init__(self, what: str, *, places: int) -> None:
-        """`what` names the threads, and what hangs in the message of a TimeoutError."""
-        self._what = what
+    def __init__(self, *, places: int) -> None:
         self._room = asyncio.Semaphore(places)
 
-    async def call(self, work: Callable[[], T], *, within_s: float | None) -> T:
-        """What `work` answers or raises. Raises TimeoutError when that, or a place for it, took too long."""
+    async def call(self, work: Callable[[], T], *, what: str, within_s: float | None) -> T:
+        """What `work` answers or raises. Raises TimeoutError, naming `what`, when that or a place for it took too long."""
         try:
             async with asyncio.timeout(within_s):
                 await self._room.acquire()
@@ -32,7 +30,7 @@ class Aside:
         except TimeoutError as error:
             if error.args:  # The work's own.
                 raise
-            raise TimeoutError(f"{self._what} did not answer within {within_s} s") from error
+            raise TimeoutError(f"{what} did not answer within {within_s} s") from error
 
     def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
@@ -52,5 +50,5 @@ class Aside:
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits.
                 loop.call_soon_threadsafe(end, *said)
 
-        threading.Thread(target=run, name=self._what, daemon=True).start()
+        threading.Thread(target=run, name="aside", daemon=True).start()
         return answer

@@ -32,13 +32,14 @@ from services.agent.link import GatewayError, LaunchGoneError, Link
 from services.agent.links import Links
 from services.agent.markers import UNREADABLE
 from services.agent.orders import Order
+from services.agent.outbox import Saved
 from services.agent.output import Readers
 from services.agent.relay import relayed
 from services.agent.runs import NEVER
 from services.agent.store import StateStore
 from services.agent.stream import FIRST_WAIT_S, LONGEST_WAIT_S, Stream, jittered
 from services.agent.table import LIVE, Ending
-from services.agent.watching import Watching, begin_watch
+from services.agent.watches import Watches
 from services.runtime.executor import Executor, Found, Launch, RunEnd, RunFiles, StartError
 from services.runtime.ports import Clock, PortError
 from statemachines.values import DeviceSpec, Evidence, RunId
@@ -50,7 +51,9 @@ Probe = Callable[[Sequence[DeviceSpec]], tuple[tuple[int, str], ...]]
 STARTS_AT_ONCE: Final = 4
 KILLS_AT_ONCE: Final = 2
 ENDS_LOOK_S: Final = 1.0
-MARKERS_EVERY_S: Final = 2.0
+# What users named is touched by threads that may hang: so many, and a start waits for them so long.
+PATHS_AT_ONCE: Final = 64
+PATHS_ANSWER_S: Final = 10.0
 LINKS_EVERY_S: Final = 1.0
 # Also without a due time the clocks are looked at this often: a suspended host does not move timers.
 LOOK_MS: Final = 1_000
@@ -73,6 +76,7 @@ class Driver:
         around: Surroundings,
         links: Links,
         probe: Probe = probe,
+        paths: Aside | None = None,
         observe: Callable[[AgentCore], None] = lambda _core: None,
     ) -> None:
         self.core = core
@@ -87,7 +91,6 @@ class Driver:
         self._around = around
         self._links = links
         self._launches: dict[str, common_pb2.Launch] = {}
-        self._watches: dict[RunId, Watching] = {}
         self._advertised = around.gateway
         self._readers = Readers(files, self._lives)
         self._stream = Stream(link, readers=self._readers, hear=self._hear)
@@ -98,9 +101,10 @@ class Driver:
         self._disk = ThreadPoolExecutor(1, "disk")
         self._starts = ThreadPoolExecutor(STARTS_AT_ONCE, "start")
         self._kills = ThreadPoolExecutor(KILLS_AT_ONCE, "kill")
-        self._looks = ThreadPoolExecutor(1, "look")
+        self._paths = paths or Aside(places=PATHS_AT_ONCE)
+        self._watches = Watches(self._paths, found=self._saved, spawn=self._spawn)
         # A wedged driver answers nobody: one that hangs is enough.
-        self._probes = Aside("the device driver", places=1)
+        self._probes = Aside(places=1)
 
     # --- life
 
@@ -111,7 +115,6 @@ class Driver:
             await self._adopt()
             watcher.start()
             self._spawn(self._stream.run())
-            self._spawn(self._watch_markers())
             self._spawn(self._watch_links())
             await self._failed
         finally:
@@ -133,7 +136,7 @@ class Driver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._link.close()
-        for pool in (self._disk, self._starts, self._kills, self._looks):
+        for pool in (self._disk, self._starts, self._kills):
             pool.shutdown(wait=True, cancel_futures=True)
         if watcher.is_alive():
             await asyncio.to_thread(watcher.join)
@@ -257,12 +260,16 @@ class Driver:
             return
         asked = self._launches[order.launch]
         try:
-            launch = self._prepare(order, asked)
-            await self._watch(order, asked, ignore_present=True)
+            launch = await self._paths.call(
+                partial(self._prepare, order, asked),
+                what="the directory for checkpoints",
+                within_s=PATHS_ANSWER_S,
+            )
+            await self._watches.begin(order, asked, self._around)
             await self._in(self._starts, self._executor.start, launch)
         except (StartError, *UNREADABLE) as error:
             # Nothing of it lives. A user named the paths: one that cannot be costs the run, not the agent.
-            self._watches.pop(order.run, None)
+            self._watches.drop(order.run)
             log.warning("run_not_started", run=order.run, error=str(error))
             self._feed(m.Ended(order.run, Ending(Evidence.NEVER_STARTED, message=str(error))))
             return
@@ -302,7 +309,9 @@ class Driver:
         devices = [dev for dev in self._around.inventory.devices if dev.index in indices]
         try:
             failures = await self._probes.call(
-                partial(self._look_at, devices), within_s=self.core.settings.probe_ms / 1000
+                partial(self._look_at, devices),
+                what="the device driver",
+                within_s=self.core.settings.probe_ms / 1000,
             )
         except TimeoutError as error:
             failures = tuple((device.index, str(error)) for device in devices)
@@ -333,9 +342,9 @@ class Driver:
         self._spawn(self._ended(end))
 
     async def _ended(self, end: RunEnd) -> None:
-        watching = self._watches.pop(end.run, None)
-        if watching is not None:  # What was saved just before the end is told before the end.
-            await self._look(watching, last=True)
+        await self._watches.end(
+            end.run
+        )  # What was saved just before the end is told before the end.
         log.info(
             "run_ended",
             run=end.run,
@@ -356,26 +365,12 @@ class Driver:
         if order.rank == 0:
             await self._fetch(order.launch)
             launch = self._launches.get(order.launch)
-            if launch is not None:
-                await self._watch(order, launch, ignore_present=False)
+            if launch is not None and self._lives(order.run):
+                self._watches.resume(order, launch, self._around)
 
-    async def _watch(
-        self, order: Order, launch: common_pb2.Launch, *, ignore_present: bool
-    ) -> None:
-        if order.rank == 0 and launch.HasField("marker"):
-            begin = partial(begin_watch, order, launch, self._around, ignore_present=ignore_present)
-            self._watches[order.run] = await self._in(self._looks, begin)
-
-    async def _watch_markers(self) -> None:
-        while True:
-            await asyncio.sleep(MARKERS_EVERY_S)
-            for watching in list(self._watches.values()):
-                await self._look(watching, last=False)
-
-    async def _look(self, watching: Watching, *, last: bool) -> None:
-        for saved in await self._in(self._looks, partial(watching.look, last=last)):
-            log.info("checkpoint_found", job=saved.job, step=saved.step, uri=saved.uri)
-            self._feed(m.Observed(saved))
+    def _saved(self, saved: Saved) -> None:
+        log.info("checkpoint_found", job=saved.job, step=saved.step, uri=saved.uri)
+        self._feed(m.Observed(saved))
 
     async def _watch_links(self) -> None:
         """Telemetry: told while attached, and the whole again after each attach."""

@@ -24,22 +24,24 @@ def fail() -> None:
 
 
 async def test_an_answer_and_an_error_come_back() -> None:
-    aside = Aside("work", places=1)
-    assert await aside.call(lambda: 7, within_s=30) == 7
+    aside = Aside(places=1)
+    assert await aside.call(lambda: 7, what="the directory", within_s=30) == 7
     with pytest.raises(OSError, match="Input/output"):
-        await aside.call(fail, within_s=30)
+        await aside.call(fail, what="the directory", within_s=30)
 
 
 async def test_what_hangs_is_given_up_and_keeps_its_place_until_it_returns(
     go: threading.Event,
 ) -> None:
-    aside = Aside("the directory", places=2)
+    aside = Aside(places=2)
     with pytest.raises(TimeoutError, match="the directory did not answer within"):
-        await aside.call(go.wait, within_s=0.01)
-    assert await aside.call(lambda: 7, within_s=30) == 7  # There was one place more.
+        await aside.call(go.wait, what="the directory", within_s=0.01)
+    assert (
+        await aside.call(lambda: 7, what="the directory", within_s=30) == 7
+    )  # There was one place more.
     with pytest.raises(TimeoutError):
-        await aside.call(go.wait, within_s=0.01)
-    waiting = asyncio.ensure_future(aside.call(lambda: 8, within_s=30))
+        await aside.call(go.wait, what="the directory", within_s=0.01)
+    waiting = asyncio.ensure_future(aside.call(lambda: 8, what="the directory", within_s=30))
     await asyncio.sleep(0)
     assert not waiting.done()
     go.set()
@@ -47,25 +49,25 @@ async def test_what_hangs_is_given_up_and_keeps_its_place_until_it_returns(
 
 
 async def test_whoever_stops_waiting_takes_no_place(go: threading.Event) -> None:
-    aside = Aside("work", places=1)
-    held = asyncio.ensure_future(aside.call(go.wait, within_s=None))
-    given_up = asyncio.ensure_future(aside.call(lambda: 7, within_s=None))
+    aside = Aside(places=1)
+    held = asyncio.ensure_future(aside.call(go.wait, what="the directory", within_s=None))
+    given_up = asyncio.ensure_future(aside.call(lambda: 7, what="the directory", within_s=None))
     await asyncio.sleep(0)
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     go.set()
     assert await held
-    assert await aside.call(lambda: 9, within_s=30) == 9
+    assert await aside.call(lambda: 9, what="the directory", within_s=30) == 9
 
 
 def test_the_loop_may_end_while_something_hangs(go: threading.Event) -> None:
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
-            await Aside("work", places=1).call(go.wait, within_s=0.01)
+            await Aside(places=1).call(go.wait, what="the directory", within_s=0.01)
 
     asyncio.run(give_up())
     go.set()
     for thread in threading.enumerate():
-        if thread.name == "work":
+        if thread.name == "aside":
             thread.join(30)
             assert not thread.is_alive()

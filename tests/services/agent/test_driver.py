@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from services.agent.aside import Aside
 from services.agent.core import AgentCore
 from services.agent.driver import Driver
 from services.agent.environment import Surroundings
@@ -26,6 +28,7 @@ from tests.services.agent.gateway import FakeGateway
 from tidemill.v1 import common_pb2
 from tidemill.v1 import node_service_pb2 as pb
 
+T = TypeVar("T")
 DEVICES = tuple(
     DeviceSpec(index, "H100", f"SIMULATED-{index}", simulated=True) for index in range(4)
 )
@@ -222,6 +225,37 @@ async def test_a_wedged_device_driver_holds_back_neither_kills_nor_ends(
             gateway.send_set()
             await gateway.until(lambda: len(gateway.reports("run_finished")) == 3)
     assert failed == {0, 1, 2, 3}
+
+
+async def test_a_directory_that_does_not_answer_costs_its_own_run_and_no_other(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    go, dead = threading.Event(), str(tmp_path / "dead")
+
+    class Hanging(Aside):
+        """The file server of one directory is away."""
+
+        async def call(self, work: Callable[[], T], *, what: str, within_s: float | None) -> T:
+            if dead in repr(work):
+                work, within_s = partial(hang, work), 0.01
+            return await super().call(work, what=what, within_s=within_s)
+
+    def hang(work: Callable[[], T]) -> T:
+        go.wait()
+        return work()
+
+    with contextlib.ExitStack() as held:
+        held.callback(go.set)
+        async with agent(tmp_path, gateway, paths=Hanging(places=4)):
+            await gateway.until(lambda: gateway.messages("beat"))
+            gateway.order("bad.1.0", gateway.blob("true", checkpoint_root=dead))
+            gateway.order("good.1.0", gateway.blob("true"))
+            gateway.send_set()
+            await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)
+    ends = {end.run: end for end in gateway.reports("run_finished")}
+    assert ends["bad.1.0"].evidence == common_pb2.EVIDENCE_NEVER_STARTED
+    assert ends["bad.1.0"].message.startswith("the directory for checkpoints did not answer")
+    assert ends["good.1.0"].evidence == common_pb2.EVIDENCE_EXIT_STATUS
 
 
 @pytest.mark.parametrize(
