@@ -18,8 +18,9 @@ from services.gateway.trail import BEGINNING, Mark
 from services.runtime import codec
 from services.runtime.ports import EventLog, LogRecord, PortError, Snapshots
 from services.runtime.reader import RECORDS_PER_READ, Folded, LogReader, decode
+from services.runtime.recovery import usable
 from statemachines import snapshot
-from statemachines.cluster import FOLD_VERSION, Cluster
+from statemachines.cluster import Cluster
 from statemachines.entry import GENESIS, Entry
 from statemachines.facts import TermOpened
 from tidemill.v1 import job_service_pb2, log_service_pb2
@@ -166,7 +167,7 @@ def refold(
     log: EventLog, cell: str, moment: Moment, stop: threading.Event, *, snapshots: Snapshots | None
 ) -> Refolded:
     """Fold to a moment, from the newest snapshot before it if there are snapshots. Raises PortError, Cancelled."""
-    cluster = _nearest(snapshots, cell, moment) if snapshots is not None else Cluster(cell)
+    cluster = _nearest(snapshots, log, cell, moment) if snapshots is not None else Cluster(cell)
     begun = cluster.facts
 
     def passed(entry: Entry) -> bool:
@@ -179,18 +180,14 @@ def refold(
     return Refolded(cluster, entries, cluster.facts - begun)
 
 
-def _nearest(snapshots: Snapshots, cell: str, moment: Moment) -> Cluster:
+def _nearest(snapshots: Snapshots, log: EventLog, cell: str, moment: Moment) -> Cluster:
+    """Of the newest usable snapshot that was taken before the moment."""
     for record in snapshots.load():
-        if record.fold_version != FOLD_VERSION:
-            continue
         if moment.at_offset and record.offset > moment.at_offset:
             continue
-        try:
-            cluster = snapshot.decode(record.data, offset=record.offset)
-        except snapshot.DamagedSnapshotError:
-            continue
-        if cluster.cell == cell and not (moment.at_ms and cluster.at_ms > moment.at_ms):
-            return cluster
+        found = usable(record, log, cell)
+        if isinstance(found, Cluster) and not (moment.at_ms and found.at_ms > moment.at_ms):
+            return found
     return Cluster(cell)
 
 

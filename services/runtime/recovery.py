@@ -11,7 +11,8 @@ import hashlib
 
 import msgspec
 
-from services.runtime.ports import EventLog, SnapshotRecord, Snapshots
+from services.runtime import codec
+from services.runtime.ports import EventLog, LogRecord, SnapshotRecord, Snapshots
 from services.runtime.reader import LogReader
 from statemachines import snapshot as encoding
 from statemachines.cluster import FOLD_VERSION, Cluster
@@ -34,7 +35,7 @@ def recover(log: EventLog, snapshots: Snapshots, cell: str, *, track: bool = Fal
     try:
         cluster, start = Cluster(cell, track=track), -1
         for record in snapshots.load():
-            found = _usable(record, log, cell, track=track)
+            found = usable(record, log, cell, track=track)
             if isinstance(found, Cluster):
                 cluster, start = found, record.offset
                 break
@@ -59,8 +60,13 @@ def take_snapshot(cluster: Cluster) -> SnapshotRecord:
     )
 
 
-def _usable(record: SnapshotRecord, log: EventLog, cell: str, *, track: bool) -> Cluster | str:
-    """Its cluster, or why it is passed over."""
+def usable(
+    record: SnapshotRecord, log: EventLog, cell: str, *, track: bool = False
+) -> Cluster | str:
+    """Its cluster, or why it is passed over. Its head must be the entry that lies at its offset in this log.
+
+    A head stands for all that came before it. One that was saved when a void record had come last is passed over too.
+    """
     if record.fold_version != FOLD_VERSION:
         return f"of fold version {record.fold_version}, this is {FOLD_VERSION}"
     try:
@@ -72,4 +78,20 @@ def _usable(record: SnapshotRecord, log: EventLog, cell: str, *, track: bool) ->
     stored = log.read(record.offset, limit=1, timeout_s=0)
     if not stored or stored[0].offset != record.offset:
         return "the log ends before it: it was taken from another log"
+    if _digest(stored[0]) != record.head:
+        return (
+            "the log holds another entry there: it was taken from another log, or at a void record"
+        )
     return cluster
+
+
+def _digest(stored: LogRecord) -> bytes:
+    """Of the entry; empty for what is none."""
+    try:
+        return codec.decode_entry(stored.offset, stored.value).digest
+    except codec.CodecError:
+        return b""
+    except codec.UnknownFactError as newer:
+        header = newer.entry
+    assert header is not None, "decode_entry gives the header"
+    return header.digest

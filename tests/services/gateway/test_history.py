@@ -285,6 +285,16 @@ def test_a_snapshot_before_the_moment_saves_the_way_and_changes_nothing(world: W
     assert snapshot.digest(short.cluster) == snapshot.digest(whole.cluster)
 
 
+def test_a_snapshot_of_another_log_is_not_believed(world: World) -> None:
+    other = World()
+    other.admitted("r9")
+    kept = Kept(take_snapshot(other.gateway.cluster))
+    moment = Moment(at_offset=len(world.log) - 1)
+    done = refold(log_of(world), CELL, moment, GO_ON, snapshots=kept)
+    assert other.gateway.cluster.offset < moment.at_offset
+    assert snapshot.digest(done.cluster) == snapshot.digest(world.gateway.cluster)
+
+
 def test_a_time_before_everything_is_an_empty_cell(world: World) -> None:
     done = refold(log_of(world), CELL, Moment(at_ms=1), GO_ON, snapshots=None)
     assert (done.entries, done.cluster.jobs) == (0, {})

@@ -85,6 +85,30 @@ def test_a_snapshot_that_is_not_of_this_log_is_passed_over(
     assert snapshot.digest(recovered.cluster) == world.digest()
 
 
+def test_a_coherent_snapshot_of_another_history_of_the_same_cell_is_passed_over(
+    world: World,
+) -> None:
+    other = World()
+    other.writer.open_term()
+    for name in ("x", "y", "z"):
+        other.writer.append([queue(name)])
+    foreign = other.save()
+    world.snapshots.save(foreign)
+    recovered = recover(world.log, world.snapshots, "c")
+    assert (foreign.offset, recovered.snapshot_offset) == (3, 1)
+    (why,) = recovered.passed_over
+    assert why.startswith("snapshot at offset 3: the log holds another entry there")
+    assert snapshot.digest(recovered.cluster) == world.digest()
+
+
+def test_a_snapshot_at_a_void_record_is_passed_over(world: World) -> None:
+    world.writer.append([queue("void")], prev=b"x" * 32)
+    world.save()
+    recovered = recover(world.log, world.snapshots, "c")
+    assert recovered.snapshot_offset == 3
+    assert snapshot.digest(recovered.cluster) == world.digest()
+
+
 def test_a_snapshot_of_another_cell_is_passed_over(world: World) -> None:
     other = World()
     other.cluster = Cluster("other")
