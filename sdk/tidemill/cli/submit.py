@@ -42,34 +42,17 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    ctx: typer.Context,
-    file: flags.File = "",
-    *,
-    name: flags.Name = "",
-    queue: flags.Queue = "",
-    priority: flags.Priority = "",
-    nodes: flags.Nodes = "",
-    gpus: flags.Gpus = "",
-    gpu_model: flags.GpuModel = None,
-    cpu: flags.Cpu = "",
-    memory: flags.Memory = "",
-    processes: flags.Processes = "",
-    array: flags.Array = "",
-    env: flags.Env = None,
-    label: flags.Label = None,
-    workdir: flags.Workdir = "",
-    time_limit: flags.TimeLimit = "",
-    hang_after: flags.HangAfter = "",
-    grace: flags.Grace = "",
-    max_attempts: flags.MaxAttempts = "",
-    checkpoints: flags.Checkpoints = "",
-    overlap_safe: flags.OverlapSafe = False,
-    hold: flags.Hold = False,
-    id_: flags.Key = "",
-    watch: flags.Watch = False,
-    dry_run: flags.DryRun = False,
-    output: Output = Format.TABLE,
-) -> None:
+    ctx: typer.Context, file: flags.File = "", *,
+    name: flags.Name = "", queue: flags.Queue = "", priority: flags.Priority = "",
+    nodes: flags.Nodes = "", gpus: flags.Gpus = "", gpu_model: flags.GpuModel = None,
+    cpu: flags.Cpu = "", memory: flags.Memory = "", processes: flags.Processes = "",
+    array: flags.Array = "", env: flags.Env = None, label: flags.Label = None,
+    workdir: flags.Workdir = "", time_limit: flags.TimeLimit = "",
+    hang_after: flags.HangAfter = "", grace: flags.Grace = "",
+    max_attempts: flags.MaxAttempts = "", checkpoints: flags.Checkpoints = "",
+    overlap_safe: flags.OverlapSafe = False, hold: flags.Hold = False, id_: flags.Key = "",
+    watch: flags.Watch = False, dry_run: flags.DryRun = False, output: Output = Format.TABLE,
+) -> None:  # fmt: skip
     """Submit a job: flags and a command after --, a script, or a job file that flags override."""
     said = {
         "name": name, "queue": queue, "priority": priority, "nodes": nodes, "gpus": gpus, "gpu_models": gpu_model,
@@ -82,10 +65,7 @@ def submit(
     given = {key: value for key, value in said.items() if value}
     words: list[str] = ctx.meta.get("tidemill.command", [])
     if file == "-":
-        if given or words or watch or dry_run:
-            why = "each line holds the whole job; `tidemill jobs -w` follows them"
-            raise UsageError("flags do not go with jobs from stdin", why=why)
-        _submit_stream(ctx, output)
+        _submit_stream(ctx, output, alone=not (given or words or watch or dry_run))
         return
     requests = list(_requests(file, words, given))
     if dry_run:
@@ -215,11 +195,17 @@ def status_word(answer: job_pb.SubmitJobResponse) -> str:
     return job_pb.SubmitStatus.Name(answer.status).removeprefix("SUBMIT_STATUS_").lower()
 
 
-def _submit_stream(ctx: typer.Context, output: Format) -> None:
-    """Thousands a second: one stream, answers as they come, refusals on stderr, the sum at the end."""
+def _submit_stream(ctx: typer.Context, output: Format, *, alone: bool) -> None:
+    """Thousands a second: one stream, answers as they come, refusals on stderr, the sum at the end.
+
+    Raises UsageError unless it stands `alone` in the command line.
+    """
     from tidemill import jobfile
     from tidemill.v1 import job_service_pb2 as job_pb
 
+    if not alone:
+        why = "each line holds the whole job; `tidemill jobs -w` follows them"
+        raise UsageError("flags do not go with jobs from stdin", why=why)
     admitted = refused = 0
     try:
         with connect(ctx) as client:
