@@ -38,7 +38,8 @@ def _list() -> int:
     width = max(map(len, known))
     for name in known:
         scenario = scenarios.load(name)
-        print(f"{name:<{width}}  {scenario.summary}{'  [live]' if scenario.live else ''}")
+        where = "" if not scenario.live else "  [live]" if scenario.simulated else "  [only live]"
+        print(f"{name:<{width}}  {scenario.summary}{where}")
     return 0
 
 

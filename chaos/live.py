@@ -1,7 +1,7 @@
 """`python -m chaos live SCENARIO`: the same scenario on live processes, judged by what the log says afterwards.
 
-Starts a cell of its own in a directory of its own, strikes it with signals at the scenario's times, waits until every
-job has ended, then folds the stored log with every check of every step. Ends only what it started.
+Puts up a cell of its own, strikes it at the scenario's times, waits until every job has ended, then folds the stored
+log with every check of every step. Ends and removes only what it made, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
+import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import msgspec
 
 from chaos import scenarios
+from chaos.live_acts import ACTS, Stage
+from chaos.live_stage import STACKS, obstacle, stack_of, staged
+from chaos.net import NetworkError
+from compose.local.stack import StackError
 from services.runtime.reader import decode
 from services.runtime.trial import TrialCell, TrialError
 from services.runtime.wiring import open_cell
@@ -35,15 +40,20 @@ from tidemill import Client, TidemillError
 from tidemill.jobfile import job_request
 from tidemill.v1 import job_service_pb2
 
-STACKS: Final = ("embedded",)
-_END_WITHIN_S: Final = 180.0
+_END_WITHIN_S: Final = 240.0
+_LOOK_S: Final = 0.1
+# What is left out of the timeline that is printed: there is too much of it.
+_QUIET: Final = frozenset({"CheckpointSaved", "RunEnded", "final"})
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `live`."""
     parser.add_argument("scenario")
-    parser.add_argument("--stack", choices=STACKS, default="embedded")
+    parser.add_argument(
+        "--stack", choices=STACKS, help="default: local where the scenario strikes brokers"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what the processes said")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,17 +65,39 @@ def run(options: argparse.Namespace) -> int:
             f"{options.scenario} cannot be played live{f' ({unknown})' if unknown else ''}: "
             "those that can are marked [live] in `python -m chaos list`"
         )
-    result = play(scenario)
-    for line in result.broken:
-        print(f"  {line}")
-    how = f"{len(result.broken)} broken" if result.broken else "all promises kept"
-    print(
-        f"{options.scenario}, live: {result.entries} entries ({result.voided} void), {result.seconds:.0f} s: {how}"
-    )
+    stack = options.stack or stack_of(scenario)
+    if why := obstacle(scenario, stack):
+        raise scenarios.UnknownScenarioError(why)
+    try:
+        with _interruptible():
+            result = play(scenario, stack, keep=options.keep)
+    except NetworkError as error:
+        raise scenarios.UnknownScenarioError(str(error)) from error
+    except KeyboardInterrupt:
+        print("Interrupted; nothing is left.", file=sys.stderr)
+        return 130
+    _say(f"{options.scenario}, live on {stack}", result)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(msgspec.to_builtins(result)) + "\n", encoding="utf-8")
     return 1 if result.broken else 0
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is as good as Ctrl-C, and only the first of them counts: what was made is being removed then."""
+
+    def once(_number: int, _frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, once) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Live(msgspec.Struct, frozen=True):
@@ -78,120 +110,37 @@ class Live(msgspec.Struct, frozen=True):
     events: tuple[Event, ...]
 
 
-class LiveCell(TrialCell):
-    """An embedded cell with two schedulers, and agents beside it that can be killed and started again."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        super().__init__("chaos", flags=("--schedulers", str(scenario.shape.schedulers)))
-        self.agents: dict[int, subprocess.Popen[bytes]] = {}
-        self._devices = scenario.shape.devices
-        self._resume: list[tuple[float, int]] = []
-
-    def start_agent(self, number: int) -> None:
-        """The first time, or again on the same state."""
-        name = f"n{number:04}"
-        self.agents[number] = self.spawn(
-            name, "services.agent", "--node", name, "--state", str(self.directory / "hosts" / name), *self.flags,
-            "--gateway", self.address, "--fake-gpus", f"{self._devices}xH100", "--cpu", "8",
-        )  # fmt: skip
-
-    def kill(self, pid: int) -> None:
-        """SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-    def stop(self, pid: int, lasts_ms: int) -> None:
-        """SIGSTOP, and SIGCONT when the time has come."""
-        os.kill(pid, signal.SIGSTOP)
-        self._resume.append((time.monotonic() + lasts_ms / 1000, pid))
-
-    def thaw(self, *, all_of_them: bool = False) -> None:
-        """Let go on what has been stopped for long enough."""
-        now = time.monotonic()
-        for due, pid in list(self._resume):
-            if all_of_them or due <= now:
-                self._resume.remove((due, pid))
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-
-    def end_runs(self) -> None:
-        """Whatever a run of ours left: supervisors and programs name this directory."""
-        mark = os.fsencode(self.directory)
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if mark in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes():
-                        self.kill(int(entry.name))
-
-
-# --- what strikes
-
-
-def _kill_leader(cell: LiveCell, client: Client, _fault: Fault) -> None:
-    cell.kill_leader(client)
-
-
-def _pause_leader(cell: LiveCell, client: Client, fault: Fault) -> None:
-    cell.stop(cell.leader_pid(client), fault.lasts_ms)
-
-
-def _kill_service(cell: LiveCell, _client: Client, fault: Fault) -> None:
-    for pid in cell.pids_of(fault.what.partition("-")[0])[:1]:
-        cell.kill(pid)
-
-
-def _kill_agent(cell: LiveCell, _client: Client, fault: Fault) -> None:
-    number = fault.target % len(cell.agents)
-    cell.kill(cell.agents[number].pid)
-    cell.agents[number].wait()
-    cell.start_agent(number)
-
-
-def _pause_agent(cell: LiveCell, _client: Client, fault: Fault) -> None:
-    cell.stop(cell.agents[fault.target % len(cell.agents)].pid, fault.lasts_ms)
-
-
-def _kill_everything(cell: LiveCell, _client: Client, _fault: Fault) -> None:
-    doomed = [*cell.pids(), *[agent.pid for agent in cell.agents.values()]]
-    for pid in doomed:
-        cell.kill(pid)
-    cell.up.wait()
-    for agent in cell.agents.values():
-        agent.wait()
-    cell.start()
-    for number in cell.agents:
-        cell.start_agent(number)
-
-
-ACTS: Final[Mapping[str, Callable[[LiveCell, Client, Fault], None]]] = {
-    "kill leader": _kill_leader,
-    "pause leader": _pause_leader,
-    "kill service": _kill_service,
-    "kill agent": _kill_agent,
-    "pause agent": _pause_agent,
-    "kill everything": _kill_everything,
-}
+def _say(title: str, result: Live) -> None:
+    for event in result.events:
+        if event.kind not in _QUIET:
+            print(f"  {event.at_ms / 1000:6.1f} s  {event.kind} {event.subject} {event.detail}")
+    for line in result.broken:
+        print(f"  {line}")
+    how = f"{len(result.broken)} broken" if result.broken else "all promises kept"
+    print(
+        f"{title}: {result.entries} entries ({result.voided} void), {result.seconds:.0f} s: {how}"
+    )
 
 
 # --- playing
 
 
-def play(scenario: Scenario) -> Live:
-    """Start, strike, wait, judge."""
+def play(scenario: Scenario, stack: str, *, keep: Path | None = None) -> Live:
+    """Start, strike, wait, judge. Raises NetworkError, TrialError when there is nothing to strike."""
     began = time.monotonic()
     broken: list[str] = []
-    with LiveCell(scenario) as cell:
+    names: dict[str, str] = {}
+    with staged(scenario, stack) as stage:
+        struck: list[tuple[int, Fault]] = []
         try:
-            names = _start(cell, scenario)
-            _strike(cell, scenario)
-            _wait_for_ends(cell, list(names.values()))
-        except (TrialError, TidemillError) as error:
+            with _kept(stage.cell, keep):
+                _strike(stage, scenario, names, struck)
+                _wait_for_ends(stage, list(names.values()))
+        except (TrialError, StackError, TidemillError) as error:
             broken.append(f"D: {error}")
-            names = {}
         finally:
-            cell.thaw(all_of_them=True)
-        judged, events, cluster = _judge(cell)
-        cell.end_runs()
+            stage.heal()
+        judged, events, cluster = _judge(stage.cell, struck)
     broken += judged
     failures = [check.failure(events, names) for check in scenario.check]
     broken += [f"check: {failure}" for failure in failures if failure]
@@ -200,59 +149,88 @@ def play(scenario: Scenario) -> Live:
     )
 
 
-def _start(cell: LiveCell, scenario: Scenario) -> dict[str, str]:
-    """Agents and jobs; the ids of the jobs by the names that checks give them."""
-    for number in range(scenario.shape.nodes):
-        cell.start_agent(number)
-    with cell.client() as client:
-        cell.until("the agents", lambda: client.cell().nodes_ready >= scenario.shape.nodes)
-        return {
-            f"job-{number}": client.submit(_request(work, number)).job
-            for number, work in enumerate(scenario.work)
-        }
+def _strike(
+    stage: Stage, scenario: Scenario, names: dict[str, str], struck: list[tuple[int, Fault]]
+) -> None:
+    """Work and faults at their times. `names` gets the ids of the jobs by the names that checks give them."""
+
+    def submit(number: int, work: Work) -> None:
+        with stage.cell.client() as client:
+            wanted = _request(work, number, rails=_rails(stage))
+            names[f"job-{number}"] = client.submit(wanted).job
+
+    def hurt(fault: Fault) -> None:
+        said = f"{fault.kind} {fault.what or fault.target}"
+        print(f"{fault.at_ms / 1000:6.1f} s  {said}", flush=True)
+        struck.append((time.time_ns() // 1_000_000, fault))
+        ACTS[fault.kind](stage, fault)
+
+    began = time.monotonic()
+    due: list[tuple[float, Callable[[], None]]] = [
+        *((work.at_s, partial(submit, number, work)) for number, work in enumerate(scenario.work)),
+        *((fault.at_ms / 1000, partial(hurt, fault)) for fault in scenario.fault),
+    ]
+    for at_s, act in sorted(due, key=lambda each: each[0]):
+        _wait_until(stage, began + at_s)
+        act()
 
 
-def _request(work: Work, number: int) -> job_service_pb2.SubmitJobRequest:
-    program = (
+def _rails(stage: Stage) -> int:
+    """Interfaces that ranks talk over: those of the fabric, or the one that all share."""
+    return stage.hosts.network.rails if stage.hosts.network is not None else 1
+
+
+def _request(work: Work, number: int, *, rails: int) -> job_service_pb2.SubmitJobRequest:
+    program = [
         sys.executable, "-m", "chaos.trainer", "--steps", str(work.steps), "--step-ms", str(work.step_ms),
-        "--save-every", str(work.save_every),
-    )  # fmt: skip
+        "--save-every", str(work.save_every), "--rails", str(rails),
+    ]  # fmt: skip
+    if work.failover:
+        program.append("--failover")
     return job_request(
         {
-            "name": f"job-{number}", "command": list(program), "nodes": work.members, "gpus": work.devices,
-            "cpus": 1, "overlap_safe": work.overlap_safe,
+            "name": f"job-{number}", "command": program, "nodes": work.members, "gpus": work.devices,
+            "cpus": 1, "overlap_safe": work.overlap_safe, "hang_after": f"{work.hang_after_s:g}s",
+            "fence_after": f"{work.fence_after_s:g}s",
         }
     )  # fmt: skip
 
 
-def _strike(cell: LiveCell, scenario: Scenario) -> None:
-    began = time.monotonic()
-    for fault in sorted(scenario.fault, key=lambda each: each.at_ms):
-        _until(cell, began + fault.at_ms / 1000)
-        print(f"{fault.at_ms / 1000:6.1f} s  {fault.kind} {fault.what or fault.target}", flush=True)
-        with cell.client() as client:
-            ACTS[fault.kind](cell, client, fault)
-
-
-def _until(cell: LiveCell, at: float) -> None:
+def _wait_until(stage: Stage, at: float) -> None:
     while time.monotonic() < at:
-        cell.thaw()
-        time.sleep(min(0.1, max(at - time.monotonic(), 0.0)))
+        stage.undo_due()
+        time.sleep(min(_LOOK_S, max(at - time.monotonic(), 0.0)))
 
 
-def _wait_for_ends(cell: LiveCell, jobs: list[str]) -> None:
+def _wait_for_ends(stage: Stage, jobs: list[str]) -> None:
     ended = {state.value for state in ENDED} | {"held"}
 
-    def over() -> bool:
-        cell.thaw()
-        with cell.client() as client:
-            return all(client.job(job).state in ended for job in jobs)
+    def over(client: Client) -> bool:
+        stage.undo_due()
+        return all(client.job(job).state in ended for job in jobs)
 
-    cell.until("the jobs to end", over, within_s=_END_WITHIN_S)
+    with stage.cell.client() as client:
+        stage.cell.until("the jobs to end", lambda: over(client), within_s=_END_WITHIN_S)
 
 
-def _judge(cell: LiveCell) -> tuple[list[str], list[Event], Cluster]:
-    """Fold what is stored, with every check; how every job stands is on the timeline."""
+@contextlib.contextmanager
+def _kept(cell: TrialCell, keep: Path | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            for file in cell.directory.glob("*.log"):
+                shutil.copy(file, keep)
+
+
+# --- judging
+
+
+def _judge(
+    cell: TrialCell, struck: list[tuple[int, Fault]]
+) -> tuple[list[str], list[Event], Cluster]:
+    """Fold what is stored, with every check; faults and how every job stands are on the timeline."""
     cluster, watcher = Cluster(cell.name), Watcher()
     broken: list[str] = []
     events: list[Event] = []
@@ -272,6 +250,11 @@ def _judge(cell: LiveCell) -> tuple[list[str], list[Event], Cluster]:
                     event = event_of(recorded.fact, entry.at_ms - began_ms)
                     if event is not None:
                         events.append(event)
+    events += [
+        Event(at_ms - began_ms, "fault", fault.kind, f"{fault.target} {fault.what}".strip())
+        for at_ms, fault in struck
+    ]
+    events.sort(key=lambda event: event.at_ms)
     events += [
         Event(cluster.at_ms - began_ms, "final", job.id, job.state.value)
         for job in cluster.jobs.values()

@@ -24,6 +24,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def simulated() -> list[str]:
+    """Those that the simulation has a model for."""
+    return [name for name in names() if load(name).simulated]
+
+
 def load(name: str) -> Scenario:
     """The scenario; raises UnknownScenarioError."""
     path = FOLDER / f"{name}.toml"

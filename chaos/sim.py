@@ -28,7 +28,7 @@ from statemachines.values import Cause, Evidence
 
 # Facts that no simulated history makes: nobody asks for them there, or their time is longer than a history.
 _NOT_HERE: Final = frozenset(
-    {"JobRetired", "QueueRemoved", "NodeRemoved", "CheckpointFailed", "CheckpointRemoved", "PolicyApplied", "ResumeMismatched"}
+    {"JobRetired", "QueueRemoved", "NodeRemoved", "CheckpointRemoved", "PolicyApplied", "ResumeMismatched"}
 )  # fmt: skip
 
 
@@ -61,7 +61,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play; 1 when something did not hold, 2 when there is no such scenario."""
-    scenarios.load(options.scenario)
+    if not scenarios.load(options.scenario).simulated:
+        raise scenarios.UnknownScenarioError(
+            f"{options.scenario} is only played live: python -m chaos live {options.scenario}"
+        )
     first, last = options.first_seed, options.first_seed + options.seeds
     tasks = [Task(options.scenario, seed, options.bug) for seed in range(first, last)]
     progress, seen, failed = _Progress(len(tasks)), Counter[str](), list[Played]()

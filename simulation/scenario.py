@@ -36,12 +36,14 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fails_at_step: int = 0
     hangs_at_step: int = 0
     crash_loop: int = 0
+    remote_every: int = 1
 
     def wanted(self, number: int) -> Wanted:
         """The request, and what it runs."""
         program = Program(
             steps=self.steps, step_ms=self.step_ms, save_every=self.save_every, failover=self.failover,
             fails_at_step=self.fails_at_step, hangs_at_step=self.hangs_at_step, crash_loop=self.crash_loop,
+            remote_every=self.remote_every,
         )  # fmt: skip
         return job_of(
             number, program, members=self.members, devices=self.devices, overlap_safe=self.overlap_safe,
@@ -101,7 +103,7 @@ class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a history is made of. `live`: can also be played on real processes."""
+    """What a history is made of. `live`: can also be played on real processes; else than `simulated`: only there."""
 
     summary: str
     shape: Shape = Shape()
@@ -112,7 +114,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drawn: Drawn | None = None
     check: tuple[Check, ...] = ()
     accepts_gaps: bool = True
+    # No restart may throw away more steps than these.
+    lost_steps_max: int | None = None
     live: bool = False
+    simulated: bool = True
 
 
 class Setup(msgspec.Struct, frozen=True):

@@ -96,12 +96,17 @@ class TrialCell:
     # --- processes
 
     def spawn(
-        self, name: str, module: str, *arguments: str, environment: Mapping[str, str] = os.environ
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] = os.environ,
+        prefix: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start a module of ours beside it; what it says goes to NAME.log."""
+        """Start a module of ours beside it; what it says goes to NAME.log. `prefix` goes before the command."""
         with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*prefix, sys.executable, "-m", module, *arguments],
                 env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
