@@ -74,10 +74,13 @@ def live_on(cluster: Cluster, node: NodeId) -> list[Attempt]:
 def save_wanted(cluster: Cluster, attempt: Attempt) -> bool:
     """Whether the newest early save that was asked for is still to be followed by a stop.
 
-    One for a drain is not, once none of the attempt's nodes is draining any more.
+    One for a drain is not, once none of the attempt's nodes is draining any more; but a step that was agreed on stands,
+    for it cannot be taken back from all ranks at once.
     """
     if attempt.ask == 0 or attempt.state is not AttemptState.RUNNING:
         return False
+    if attempt.ask_step:
+        return True
     return attempt.ask_cause is not Cause.DRAINED or any(
         _node_of(cluster, cluster.runs[run]).service is ServiceState.DRAINING
         for run in attempt.runs
@@ -227,8 +230,7 @@ def _end_stopped(draft: Draft, attempt: Attempt) -> None:
 
 def _end_by_itself(draft: Draft, attempt: Attempt) -> None:
     """Every run has ended with exit code 0: success, unless the trainer stopped because a save was asked for."""
-    asked = attempt.ask_step > 0 and save_wanted(draft.cluster, attempt)
-    if asked and attempt.finished_step < 0:
+    if attempt.ask_step and attempt.finished_step < 0:
         assert attempt.ask_cause is not None and attempt.ask_next is not None, (
             "a save was asked for"
         )

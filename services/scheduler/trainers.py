@@ -168,6 +168,9 @@ def _save_answered(draft: Draft, said: reports_pb2.SaveAnswered) -> None:
     if attempt.state is not AttemptState.RUNNING:
         draft.ignore("stopping_already")
         return
+    if not attempts.save_wanted(draft.cluster, attempt):
+        draft.ignore("called_off")
+        return
     draft.record(SaveAcknowledged(attempt.job, attempt.number, said.ask, said.at_step))
     job = draft.cluster.jobs[attempt.job]
     now = attempts.live(draft.cluster, job.id)

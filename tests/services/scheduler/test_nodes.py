@@ -11,7 +11,7 @@ from statemachines import facts
 from statemachines.node import NodeState, ServiceState
 from statemachines.values import Cause, DeviceSpec, Evidence, Inventory, JobNext, Outcome, RunId
 from tests.services.scheduler.cell import N1, N2, A, B, Cell, spec
-from tidemill.v1 import common_pb2, reports_pb2, requests_pb2
+from tidemill.v1 import common_pb2, reports_pb2, requests_pb2, verdicts_pb2
 
 RUN = RunId("a.1.0")
 FENCE_MS = 60_000 + 10_000
@@ -380,6 +380,31 @@ def test_uncordoning_calls_a_drain_off() -> None:
     assert cell.state("a") == "running"
 
 
+def test_an_answer_after_the_drain_was_called_off_agrees_on_nothing() -> None:
+    cell = two_nodes()
+    cell.ask(requests_pb2.DrainNode(node="n1", within_ms=60_000))
+    cell.step()
+    cell.ask(requests_pb2.UncordonNode(node="n1"))
+    cell.report(reports_pb2.SaveAnswered(job="a", attempt=1, ask=1, at_step=7))
+    cell.step()
+    assert cell.attempt("a").ask_step == 0
+    assert cell.run(after_ms=120_000) == []
+    assert cell.state("a") == "running"
+
+
+def test_a_step_that_was_agreed_on_stands_when_the_drain_is_called_off() -> None:
+    """Its ranks stop there, whatever the cell wants by then: that is no success, and the rest is trained."""
+    cell = two_nodes()
+    cell.ask(requests_pb2.DrainNode(node="n1", within_ms=60_000))
+    cell.step()
+    cell.report(reports_pb2.SaveAnswered(job="a", attempt=1, ask=1, at_step=7))
+    cell.ask(requests_pb2.UncordonNode(node="n1"))
+    cell.step()
+    cell.ended("a.1.0")
+    (ended,) = [fact for fact in cell.step() if isinstance(fact, facts.AttemptEnded)]
+    assert (ended.cause, ended.next) == (Cause.DRAINED, JobNext.QUEUED)
+
+
 def test_the_drain_of_a_lost_node_is_over_when_its_runs_are_known_dead() -> None:
     cell = two_nodes()
     cell.ask(requests_pb2.DrainNode(node="n1", within_ms=60_000))
@@ -462,6 +487,44 @@ def test_a_node_that_holds_runs_is_not_removed() -> None:
         "bad_state",
         "node n1 still holds 1 runs: drain it, or confirm that it is dead",
     )
+
+
+def half_ended(*, ask_drain: bool = False) -> Cell:
+    """Gang `a` of which one member has ended, on a node that has been removed since."""
+    cell = Cell()
+    cell.nodes("n1", "n2", devices=1)
+    cell.running("a", spec(members=2))
+    if ask_drain:
+        cell.ask(requests_pb2.DrainNode(node="n2", within_ms=60_000))
+    cell.ended("a.1.0")
+    cell.ask(CORDON)
+    cell.ask(REMOVE)
+    cell.step()
+    assert N1 not in cell.cluster.nodes
+    return cell
+
+
+def test_a_member_that_fails_after_another_members_node_was_removed_is_in_doubt() -> None:
+    """What was taken away may have been what failed it."""
+    cell = half_ended()
+    cell.ended("a.1.1", 1)
+    (_, ended, *_) = cell.step()
+    assert isinstance(ended, facts.AttemptEnded)
+    assert (ended.cause, ended.next) == (Cause.PROGRAM_FAILED, JobNext.QUEUED)
+
+
+def test_a_gang_that_hangs_after_the_node_of_a_member_was_removed_is_stopped() -> None:
+    cell = half_ended()
+    cell.verdict(verdicts_pb2.JobHung(job="a", attempt=1, silent_ms=600_000, step=7))
+    (stopping,) = cell.step()
+    assert isinstance(stopping, facts.AttemptStopping)
+    assert stopping.cause is Cause.HUNG
+
+
+def test_a_leader_takes_over_a_drain_under_a_gang_that_a_removed_node_was_part_of() -> None:
+    cell = half_ended(ask_drain=True)
+    cell.take_over()
+    assert facts.AttemptStopping in kinds(cell.step(after_ms=60_000))
 
 
 def test_nothing_new_goes_to_a_cordoned_node() -> None:
