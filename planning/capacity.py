@@ -51,6 +51,16 @@ class Free:
             if device.spec.index not in holders:
                 indices.append(device.spec.index)
 
+    def same_as(self, other: Free) -> bool:
+        """Whether the index would not change."""
+        return (
+            self.devices == other.devices
+            and self.cpu_milli == other.cpu_milli
+            and self.memory_mib == other.memory_mib
+            and self.linked is other.linked
+            and self.impaired is other.impaired
+        )
+
 
 class Taken:
     """One member's share, and what the node had before it was taken."""
@@ -87,14 +97,18 @@ class Capacity:
 
     def refresh(self, cluster: Cluster, node_id: NodeId) -> bool:
         """Bring one node up to date with the fold; whether it was open before and is no more."""
-        before = self._free.pop(node_id, None)
-        if before is not None:
-            self._unlist(before)
+        before = self._free.get(node_id)
         node = cluster.nodes.get(node_id)
         if node is None or not node.open:
+            if before is not None:
+                self._unlist(self._free.pop(node_id))
             return before is not None
         usage = cluster.usage[node_id]
         free = Free(node, usage.cpu_milli, usage.memory_mib, usage.holders)
+        if before is not None:
+            if free.same_as(before):
+                return False  # Most that is touched: a run began, or the plan was recorded as it was made.
+            self._unlist(before)
         self._free[node_id] = free
         self._list(free)
         if before is None or _has_more(free, before):
