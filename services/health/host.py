@@ -130,7 +130,7 @@ class Host:
         """Keep the fold near, and begin when all partitions are ours."""
         places = self._assigned
         if not places:
-            await asyncio.to_thread(self.judge.read_log)
+            await asyncio.to_thread(self.judge.stand_by)
             return
         ends = await asyncio.to_thread(self._begin, places)
         if ends is None or places is not self._assigned:

@@ -124,6 +124,11 @@ class Judge:
         """Fold what the log has now. Raises PortError, codec.UnknownFactError."""
         self._reader.read_to_end()
 
+    def stand_by(self) -> None:
+        """Fold what the log has now, and forget what that touched: `begin` looks at everything. Raises as `read_log`."""
+        self.read_log()
+        self.cluster.take_touched()
+
     def tick(self, *, all_read: bool) -> list[Verdict]:
         """Take what the fold says, and judge if all telemetry was observed: else silence would be our own."""
         now_ms = self._clock.monotonic_ms()

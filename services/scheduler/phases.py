@@ -126,7 +126,9 @@ class Standby:
 
         Dying after a win and before the opening leaves a term that no entry names: the next is higher.
         """
-        _read_to_end(self._reader, self._watch)
+        while folded := self._reader.read(timeout_s=0):
+            _tell(folded, self._watch)
+            self.cluster.take_touched()  # Nobody asks before we lead, and then everything is looked at.
         seen = self.cluster.term
         term = self._ports.leadership.campaign(timeout_s)
         if term is None:

@@ -87,6 +87,7 @@ async def test_a_member_that_stands_by_judges_nobody_and_keeps_up_with_the_log()
     await show.host.turn()
     assert show.stage.verdicts() == []
     assert set(show.host.judge.cluster.nodes) == {"n1", "n2"}
+    assert not show.host.judge.cluster.take_touched().nodes, "what nobody asks for must not pile up"
     assert {name: value for name, _, value in show.host.gauges()}["health_active"] == 0
 
 

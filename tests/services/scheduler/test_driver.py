@@ -66,6 +66,7 @@ def test_a_standby_folds_all_the_time_and_leads_at_once_when_the_leader_resigns(
     settle(first, stage)
     second.turn(0)
     assert (second.phase, same(second.cluster, first.cluster)) == ("standby", True)
+    assert not second.cluster.take_touched().jobs, "what nobody asks for must not pile up"
     first.hand_over()
     turns(second, until=lambda: second.leads, most=3)
     assert (second.cluster.term, second.cluster.leader) == (2, "two")
