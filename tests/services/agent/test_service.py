@@ -165,20 +165,30 @@ async def test_a_frozen_agents_run_is_fenced_by_its_supervisor_and_told_after_th
     assert (end.evidence, end.signal) == (common_pb2.EVIDENCE_SELF_FENCED, 9)
 
 
-async def test_a_frozen_agent_that_thaws_in_time_or_may_overlap_keeps_its_run(
+async def test_a_frozen_agents_run_that_may_overlap_is_left_alone_where_another_is_fenced(
     tmp_path: Path, gateway: FakeGateway, agent: Agent
 ) -> None:
-    fifo = tmp_path / "go"
+    """The other one's end says that time enough has passed: it may go on without its agent for three times as long."""
+    fifo, mine = tmp_path / "go", tmp_path / "pid"
     os.mkfifo(fifo)
     await agent.start()
     await attached(gateway)
-    await running(gateway, f"read word < {fifo}; exit 23", fence_after_ms=1_000, overlap_safe=True)
+    other = gateway.blob("sh", "-c", f"echo $$ > {mine}; exec sleep 1000")
+    gateway.order("other.1.0", other, fence_after_ms=1_500)
+    await running(gateway, f"read word < {fifo}; exit 23", fence_after_ms=500, overlap_safe=True)
+    await gateway.until(lambda: len(gateway.reports("run_began")) == 2)
+    pid = await pid_in(mine)
     agent.send(signal.SIGSTOP)
-    await asyncio.sleep(2.0)  # Twice what would have fenced it: that nothing happens is the claim.
+    while lives(pid):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
     agent.send(signal.SIGCONT)
-    await asyncio.to_thread(fifo.write_text, "go\n")
-    await gateway.until(lambda: gateway.reports("run_finished"))
-    assert gateway.reports("run_finished")[0].exit_code == 23
+    run = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # Raises when nobody reads it any more.
+    os.write(run, b"go\n")
+    os.close(run)
+    await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)
+    ends = {end.run: (end.exit_code, end.evidence) for end in gateway.reports("run_finished")}
+    assert ends["job.1.0"] == (23, common_pb2.EVIDENCE_EXIT_STATUS)
+    assert ends["other.1.0"][1] == common_pb2.EVIDENCE_SELF_FENCED
 
 
 async def test_asked_to_end_the_agent_leaves_runs_alone_or_ends_them_as_told(
