@@ -22,6 +22,7 @@ from services.scheduler import attempts, draft, fencing, phases, verdicts
 from services.scheduler import trainers as leader_trainers
 from simulation.nodes import Host
 from statemachines import attempt as attempt_lifecycle
+from statemachines import snapshot
 from statemachines.cluster import Cluster
 from statemachines.values import JobId, NodeId
 
@@ -222,7 +223,7 @@ def _attempt_ended_anyway(self: Cluster, fact: Any, _by: str, at_ms: int) -> Non
 
 
 def _stale_snapshot(planting: Planting) -> None:
-    """A snapshot says that it holds one entry more than it does."""
+    """A snapshot names the head that it should hold, of a state that is older."""
     last: dict[int, Any] = {}
 
     def wrong(original: Callable[[Cluster], Any]) -> Callable[[Cluster], Any]:
@@ -230,7 +231,9 @@ def _stale_snapshot(planting: Planting) -> None:
             now = original(cluster)
             before = last.get(id(cluster), now)
             last[id(cluster)] = now
-            return msgspec.structs.replace(before, offset=now.offset)
+            stale = snapshot.decode(before.data, offset=now.offset)
+            stale.head, stale.term = now.head, now.term
+            return original(stale)
 
         return take
 
