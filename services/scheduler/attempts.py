@@ -82,13 +82,14 @@ def save_wanted(cluster: Cluster, attempt: Attempt) -> bool:
     if attempt.ask_step:
         return True
     return attempt.ask_cause is not Cause.DRAINED or any(
-        _node_of(cluster, cluster.runs[run]).service is ServiceState.DRAINING
-        for run in attempt.runs
+        node is not None and node.service is ServiceState.DRAINING
+        for node in nodes_of(cluster, attempt)
     )
 
 
-def _node_of(cluster: Cluster, run: Run) -> Node:
-    return cluster.nodes[run.node]
+def nodes_of(cluster: Cluster, attempt: Attempt) -> list[Node | None]:
+    """The nodes of its members in rank order; None for one that was removed after its member had ended."""
+    return [cluster.nodes.get(cluster.runs[run].node) for run in attempt.runs]
 
 
 # --- going on
@@ -176,7 +177,7 @@ def _after(draft: Draft, attempt: Attempt, ended: Run) -> None:
 
 def _in_doubt(cluster: Cluster, attempt: Attempt) -> bool:
     """Whether a node of the attempt is not as it should be, so that a member may have failed because of another's node."""
-    return any(_unwell(_node_of(cluster, cluster.runs[run])) for run in attempt.runs)
+    return any(node is None or _unwell(node) for node in nodes_of(cluster, attempt))
 
 
 def _unwell(node: Node) -> bool:

@@ -137,8 +137,8 @@ def _hung(draft: Draft, said: verdicts_pb2.JobHung) -> None:
 
 def _why_hung(cluster: Cluster, attempt: Attempt) -> tuple[Cause, Blame]:
     """A fault that is known on one of its nodes explains the hang; else it may as well be the program's."""
-    placed = [cluster.nodes[cluster.runs[run].node] for run in attempt.runs]
-    if any(nic.state is NicState.FAULTY for node in placed for nic in node.nics):
+    placed = attempts.nodes_of(cluster, attempt)
+    if any(nic.state is NicState.FAULTY for node in placed if node for nic in node.nics):
         return Cause.NIC_FAULT, Blame.CELL
     return Cause.HUNG, Blame.UNCLEAR
 

@@ -40,7 +40,7 @@ def test_no_history_breaks_the_leader(seed: int) -> None:
 
 def test_the_histories_reach_every_fact_that_a_leader_records() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(100, 130):
+    for seed in range(100, 160):
         walk = Walk(seed)
         walk.go(150)
         seen.update(type(each.fact).__name__ for each in walk.cell.recorded)

@@ -36,6 +36,7 @@ class Walk:
             (8, self._submit),
             (4, self._ask_job),
             (3, self._ask_fleet),
+            (2, self._remove_left),
             (4, self._attach),
             (14, self._begin),
             (7, self._end),
@@ -109,6 +110,20 @@ class Walk:
                 ]
             )
         )
+
+    def _remove_left(self) -> None:
+        """All is done on a node of a gang, which is taken away; the gang's other members go on, or fail."""
+        runs = self._runs(RunState.RUNNING)
+        apart = [run for run in runs if any(o.job == run.job and o.node != run.node for o in runs)]
+        if apart:
+            gone = self.random.choice(apart)
+            for run in self._runs(RunState.PLACED, RunState.RUNNING, RunState.LOST):
+                if run.node == gone.node:
+                    self.cell.ended(run.id)
+            self.cell.ask(requests_pb2.CordonNode(node=gone.node))
+            self.cell.ask(requests_pb2.RemoveNode(node=gone.node))
+            if self.random.random() < 0.3:
+                self.cell.ended(self.random.choice(apart).id, 1)
 
     # --- agents
 
