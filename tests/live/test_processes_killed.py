@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,9 +41,11 @@ def test_a_running_job_is_found_again_whatever_is_killed(tmp_path: Path) -> None
         ).job
         cell.until("the job to run", lambda: client.job(job).state == "running")
         for victim in ("scheduler", "gateway", "health", "agent"):
-            for pid in cell.pids_of(victim):
+            killed = cell.pids_of(victim)
+            assert killed, f"no {victim} to kill"
+            for pid in killed:
                 os.kill(pid, signal.SIGKILL)
-            cell.until(f"{victim} to be back", partial(_runs, cell, victim))
+            cell.until(f"{victim} to be back", partial(_is_back, cell, victim, killed))
             _still_works(cell, client, victim)
         for pid in cell.pids():
             with contextlib.suppress(ProcessLookupError):
@@ -82,5 +85,6 @@ def _still_works(cell: TrialCell, client: Client, after: str) -> None:
     )
 
 
-def _runs(cell: TrialCell, service: str) -> bool:
-    return bool(cell.pids_of(service))
+def _is_back(cell: TrialCell, service: str, killed: Sequence[int]) -> bool:
+    """As another process: the killed one is listed until its parent has noticed."""
+    return bool(set(cell.pids_of(service)) - set(killed))
