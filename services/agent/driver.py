@@ -414,8 +414,12 @@ class Driver:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
+        if task.cancelled():
+            if (
+                not self._stopping.is_set()
+            ):  # A library's doing: the work would be lost without a word.
+                self._fail(RuntimeError(f"{task.get_coro()} was cancelled, and not by the agent"))
+        elif (error := task.exception()) is not None:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

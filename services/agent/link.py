@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
@@ -82,6 +83,12 @@ class Link:
         try:
             request = pb.GetBlobRequest(digest=digest)
             answer = await self._stub().GetBlob(request, metadata=self._metadata, timeout=CALL_S)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not we were cancelled: `turn` closed the channel, which cancels the calls on it.
+            raise GatewayError(f"{self.address}: the channel was closed") from None
         except grpc.aio.AioRpcError as error:
             if error.code() in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}:
                 raise LaunchGoneError(

@@ -25,6 +25,9 @@ class FakeGateway(node_service_pb2_grpc.NodeServiceServicer):
         self.ack_beats = True
         self.ack_reports = True
         self.refuse_below = 0
+        # Calls for blobs get no answer.
+        self.hold_blobs = False
+        self.blob_asked = asyncio.Event()
         self.port = 0
         self._streams: list[asyncio.Queue[pb.AttachResponse | None]] = []
         self._changed = asyncio.Condition()
@@ -105,6 +108,9 @@ class FakeGateway(node_service_pb2_grpc.NodeServiceServicer):
             reading.cancel()
 
     async def GetBlob(self, request: pb.GetBlobRequest, context: Any) -> pb.GetBlobResponse:
+        self.blob_asked.set()
+        if self.hold_blobs:
+            await asyncio.Event().wait()
         if request.digest not in self.blobs:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such blob")
         return pb.GetBlobResponse(blob=self.blobs[request.digest])

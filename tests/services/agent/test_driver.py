@@ -186,6 +186,22 @@ async def test_a_launch_that_is_gone_or_damaged_is_reported_as_never_started(
     assert "was damaged" in ends["damaged.1.0"].message
 
 
+async def test_a_fetch_goes_on_at_the_next_gateway_when_its_stream_ends(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    gateway.hold_blobs = True
+    async with agent(tmp_path, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("job.1.0", gateway.blob("true"))
+        gateway.send_set()
+        await gateway.blob_asked.wait()
+        gateway.hold_blobs = False
+        gateway.cut()
+        await gateway.until(lambda: len(gateway.messages("attach")) == 2)
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_finished"))
+
+
 async def test_a_command_that_does_not_exist_is_reported_with_what_to_do(
     tmp_path: Path, gateway: FakeGateway
 ) -> None:
