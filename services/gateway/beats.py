@@ -6,6 +6,7 @@ without beats gets an empty batch now and then: whoever judges silence can tell 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
@@ -22,7 +23,7 @@ BATCH_BEATS: Final = 2_000
 BEAT_BYTES_MAX: Final = RECORD_BYTES_MAX // BATCH_BEATS - 20
 # A partition to which nothing was written since the last look gets an empty batch: two looks within the 2 s promised.
 PULSE_MS: Final = 1_000
-# Batches that may be on their way; beats that come on top are dropped: they would be old when they arrive.
+# Batches of one partition that may be on their way; beats that come on top are dropped: they would be old when they arrive.
 BATCHES_MAX: Final = 40
 
 Published: TypeAlias = Callable[[Sequence[telemetry_pb2.Beat], Now], None]
@@ -40,7 +41,7 @@ class Beats:
         self._published = published
         self._waiting: dict[int, list[telemetry_pb2.Beat]] = {}
         self._timed = False
-        self._on_the_way = 0
+        self._on_the_way: Counter[int] = Counter()
         self._written_lately: set[int] = set()
         effects.at(0, self._pulse)
 
@@ -76,17 +77,21 @@ class Beats:
         self._effects.at(now.mono_ms + PULSE_MS, self._pulse)
 
     def _publish(self, partition: int, beats: list[telemetry_pb2.Beat], now: Now) -> None:
-        if self._on_the_way >= BATCHES_MAX:
+        if self._on_the_way[partition] >= BATCHES_MAX:
             return
-        self._on_the_way += 1
+        self._on_the_way[partition] += 1
         batch = telemetry_pb2.BeatBatch(gateway=self._gateway, at_ms=now.wall_ms, beats=beats)
         record = Outgoing(topics.BEATS.suffix, b"", batch.SerializeToString(), partition)
         self._written_lately.add(partition)
-        self._effects.publish([record], partial(self._written, beats))
+        self._effects.publish([record], partial(self._written, partition, beats))
 
     def _written(
-        self, beats: Sequence[telemetry_pb2.Beat], error: PortError | None, now: Now
+        self,
+        partition: int,
+        beats: Sequence[telemetry_pb2.Beat],
+        error: PortError | None,
+        now: Now,
     ) -> None:
-        self._on_the_way -= 1
+        self._on_the_way[partition] -= 1
         if error is None:  # A beat that was not stored gets no answer; the agent's next one may.
             self._published(beats, now)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from services.gateway.beats import BATCH_BEATS, BATCH_MS, BATCHES_MAX, PULSE_MS
+from services.gateway.beats import BATCH_BEATS, BATCH_MS, BATCHES_MAX, PULSE_MS, Beats
+from services.gateway.effects import Effects, Now
 from services.gateway.sessions import LOG_FRESH_MS, AttachStream
 from services.runtime.ports import PortError
+from services.runtime.topics import partition_of
 from tests.services.gateway.world import World, beat
 from tidemill.v1 import node_service_pb2 as wire
 from tidemill.v1 import telemetry_pb2
+
+START = Now(0, 0)
 
 
 def test_a_beat_is_published_within_its_bound_and_then_acknowledged(
@@ -112,3 +116,40 @@ def test_beats_that_nobody_can_store_are_dropped_instead_of_piling_up(
     world.store()
     assert piled_up == BATCHES_MAX
     assert world.beat_batches()[-1].beats[-1].sequence == 99_999
+
+
+def test_every_partition_is_published_however_many_there_are() -> None:
+    partitions = 2 * BATCHES_MAX
+    effects = Effects()
+    told: list[telemetry_pb2.Beat] = []
+    beats = Beats(
+        effects, gateway="gw", partitions=partitions, published=lambda some, _now: told.extend(some)
+    )
+    effects.tick(START)
+    pulsed, *_ = effects.take()
+    for number in range(20 * partitions):
+        beats.take(telemetry_pb2.Beat(node=f"n{number}"), START)
+    effects.tick(Now(0, BATCH_MS))
+    batches, *_ = effects.take()
+    for write in (*pulsed, *batches):
+        effects.written(write.id, None, START)
+    assert [{write.records[0].partition for write in some} for some in (pulsed, batches)] == [
+        set(range(partitions))
+    ] * 2
+    assert len(told) == 20 * partitions
+
+
+def test_one_partition_that_nobody_can_store_keeps_no_other_from_being_published() -> None:
+    effects = Effects()
+    beats = Beats(effects, gateway="gw", partitions=2, published=lambda _some, _now: None)
+    stuck = telemetry_pb2.Beat(node="n1")
+    partition = partition_of(b"n1", 2)
+    other = next(f"n{i}" for i in range(99) if partition_of(f"n{i}".encode(), 2) != partition)
+    for _ in range(2 * BATCHES_MAX):
+        beats.take(stuck, START)
+        beats.flush(START)
+    beats.take(telemetry_pb2.Beat(node=other), START)
+    beats.flush(START)
+    writes, *_ = effects.take()
+    to = [write.records[0].partition for write in writes]
+    assert (to.count(partition), to.count(1 - partition)) == (BATCHES_MAX, 1)
