@@ -165,11 +165,18 @@ def run_ended(
 
 
 def _after(draft: Draft, attempt: Attempt, ended: Run) -> None:
-    if attempt.state is AttemptState.STOPPING or exit_codes.clean(ended):
+    if exit_codes.clean(ended):
         settle(draft, attempt.job)
         return
     meaning = exit_codes.meaning(ended)
     blame = meaning.blame
+    if attempt.state is AttemptState.STOPPING:
+        if blame is Blame.CELL and attempt.stop_cause in _EXPLAINED_BY_LOSS:
+            # Heard after the others had failed because of it.
+            stop(draft, attempt, meaning.cause, exit_codes.describe(ended), JobNext.QUEUED)
+        else:
+            settle(draft, attempt.job)
+        return
     if blame is Blame.PROGRAM and _in_doubt(draft.cluster, attempt):
         blame = Blame.UNCLEAR
     fail(draft, attempt, meaning.cause, blame, exit_codes.describe(ended))

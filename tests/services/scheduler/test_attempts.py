@@ -8,7 +8,7 @@ import pytest
 from statemachines import facts
 from statemachines.values import Cause, Evidence, JobNext, Outcome, RetryPolicy, RunId
 from tests.services.scheduler.cell import POLICY, A, Cell, spec
-from tidemill.v1 import common_pb2, reports_pb2, verdicts_pb2
+from tidemill.v1 import common_pb2, reports_pb2, requests_pb2, verdicts_pb2
 
 
 def gang(members: int = 3, **rest: object) -> Cell:
@@ -403,3 +403,30 @@ def test_retirement_can_be_turned_off() -> None:
     cell.ended("a.1.0")
     cell.step()
     assert cell.core.next_due_ms(cell.now_ms) is None
+
+
+def test_a_node_that_started_anew_explains_why_the_others_failed_before_it_was_heard() -> None:
+    cell = gang(members=2)
+    cell.ended("a.1.0", 1)  # It lost its peer, whose node went down; alone it would fail for good.
+    stopping = [fact for fact in cell.step() if isinstance(fact, facts.AttemptStopping)]
+    assert [(fact.cause, fact.next) for fact in stopping] == [
+        (Cause.PROGRAM_FAILED, JobNext.FAILED)
+    ]
+    cell.attach("n2", devices=1, boot="boot-2", incarnation=2)
+    assert [(fact.cause, fact.next, fact.message) for fact in ends(cell.step())] == [
+        (
+            Cause.NODE_LOST,
+            JobNext.QUEUED,
+            "rank 1 on n2 its node started anew: node n2 started anew",
+        )
+    ]
+
+
+def test_a_job_that_was_cancelled_stays_so_when_its_node_starts_anew() -> None:
+    cell = one()
+    cell.ask(requests_pb2.CancelJob(job="a"))
+    cell.step()
+    cell.attach("n1", boot="boot-2", incarnation=2)
+    assert [(fact.cause, fact.next) for fact in ends(cell.step())] == [
+        (Cause.CANCELLED, JobNext.CANCELLED)
+    ]
