@@ -48,6 +48,8 @@ class Silence:
         self._rules = rules
         self._nodes: OrderedDict[str, _Node] = OrderedDict()  # Longest silent first.
         self._lost: dict[str, int] = {}  # Lost lately: node, and when it fell silent.
+        # Said to be gone while the log does not show it, and when it showed those that it does.
+        self._going: dict[str, None] = {}
         self._gone_ms: deque[int] = deque()
         self._window_began_ms = _NEVER
         self._incident = ""
@@ -76,11 +78,15 @@ class Silence:
         """The node as recorded; a new one, or a new incarnation, has a whole window to speak."""
         node = self._nodes.get(fact.node)
         if fact.state is NodeState.LOST:
+            if node is not None:
+                self._gone_ms.append(now_ms)
             if node is not None and node.fell_ms is not None:
                 self._lost[fact.node] = node.fell_ms
             self._nodes.pop(fact.node, None)
+            self._going.pop(fact.node, None)
         elif node is None or node.incarnation != fact.incarnation:
             self._lost.pop(fact.node, None)
+            self._going.pop(fact.node, None)
             self._nodes[fact.node] = _Node(fact.incarnation, fact.state, now_ms)
             self._nodes.move_to_end(fact.node)
         else:
@@ -88,8 +94,8 @@ class Silence:
 
     def forgotten(self, node: str) -> None:
         """The node was removed."""
-        self._nodes.pop(node, None)
-        self._lost.pop(node, None)
+        for known in (self._nodes, self._lost, self._going):
+            known.pop(node, None)
 
     def incident_known(self, incident: str, now_ms: int) -> None:
         """The log's incident is ours."""
@@ -117,6 +123,7 @@ class Silence:
             return []
         node.heard_ms = now_ms
         node.fell_ms = None
+        self._going.pop(beat.node, None)
         if node.said is not NodeBack:
             node.said = None
         # An agent that runs late may be late again: it is overloaded, not dead.
@@ -138,7 +145,7 @@ class Silence:
             return self._during_incident(fallen, now_ms)
         verdicts: list[Verdict] = []
         for name, node, silent_ms in fallen:
-            if silent_ms >= self._rules.lost_after_ms and self._may_go(node, now_ms):
+            if silent_ms >= self._rules.lost_after_ms and self._may_go(name, now_ms):
                 message = f"silent for {silent_ms // 1000} s"
                 verdicts += self._say(
                     node, NodeGone(name, node.incarnation, silent_ms, message), now_ms
@@ -175,17 +182,21 @@ class Silence:
         rules = self._rules
         return count >= rules.breaker_least and count * 100 > rules.breaker_percent * total
 
-    def _may_go(self, node: _Node, now_ms: int) -> bool:
-        """Nodes are given up no faster than the breaker would allow them to fall silent."""
-        if node.said is NodeGone:
+    def _may_go(self, name: str, now_ms: int) -> bool:
+        """Nodes are given up no faster than the breaker would allow them to fall silent, by when the log showed it.
+
+        What is on its way counts as well: stored late, it must not fall together with the next.
+        """
+        if name in self._going:
             return True
         rules, gone = self._rules, self._gone_ms
         while gone and gone[0] <= now_ms - rules.breaker_window_ms:
             gone.popleft()
         total = len(self._nodes) + len(self._lost)
-        if len(gone) >= max(rules.breaker_least - 1, total * rules.breaker_percent // 100):
+        most = max(rules.breaker_least - 1, total * rules.breaker_percent // 100)
+        if len(gone) + len(self._going) >= most:
             return False
-        gone.append(now_ms)
+        self._going[name] = None
         return True
 
     def _begin_incident(self, incident: str, now_ms: int) -> None:

@@ -472,3 +472,35 @@ def test_other_numbers_are_kept() -> None:
     bed.mute(["n0"])
     bed.run(9_500)
     assert bed.kinds() == ["NodeSuspect", "NodeGone"]
+
+
+def test_nodes_are_given_up_no_faster_though_the_log_shows_it_late() -> None:
+    bed = Bed(40, leader=False)
+    bed.run(4_000)
+    for first in (0, 2, 4):  # Never three within a minute: no incident.
+        bed.mute([f"n{first}", f"n{first + 1}"])
+        bed.run(61_000)
+    said = {verdict.node for verdict in bed.of(NodeGone)}
+    assert said == {"n0", "n1"}, "while the log does not show them, nobody else goes"
+    for name in sorted(said):
+        bed.record_node(name, NodeState.LOST)
+    recorded_ms = bed.now_ms
+    bed.said.clear()
+    bed.run(59_000)
+    assert bed.of(NodeGone) == []
+    bed.run(3_000)
+    assert {verdict.node for verdict in bed.of(NodeGone)} == {"n2", "n3"}
+    assert bed.now_ms - recorded_ms >= bed.rules.breaker_window_ms
+
+
+def test_one_who_speaks_again_before_the_log_gives_it_up_makes_room_for_another() -> None:
+    bed = Bed(40, leader=False)
+    bed.run(4_000)
+    bed.mute(["n0", "n1"])
+    bed.run(61_000)
+    bed.mute(["n2"])
+    bed.run(20_000)
+    assert {verdict.node for verdict in bed.of(NodeGone)} == {"n0", "n1"}
+    bed.nodes["n0"].mute_until_ms = 0
+    bed.run(5_000)
+    assert "n2" in {verdict.node for verdict in bed.of(NodeGone)}
