@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,6 +14,7 @@ from simulation.host_faults import HOST_FAULTS
 from simulation.kernel import Kernel
 from simulation.referee import Event
 from simulation.scenario import Scenario, Setup, setup
+from simulation.training import Gang
 from simulation.world import Verdict, World
 
 ACTS: Final[Mapping[str, Act]] = {**CELL_FAULTS, **HOST_FAULTS}
@@ -51,5 +53,20 @@ def play(scenario: Scenario, seed: int, given: Setup | None = None) -> History:
     world.note_ends()
     events = tuple(world.referee.events)
     failures = [check.failure(events, names) for check in scenario.check]
+    if scenario.lost_steps_max is not None:
+        failures += _lost_steps(world.physics.gangs, scenario.lost_steps_max)
     broken = (*verdict.broken, *[f"check: {failure}" for failure in failures if failure])
     return History(made, msgspec.structs.replace(verdict, broken=broken), events)
+
+
+def _lost_steps(gangs: Mapping[tuple[str, int], Gang], most: int) -> list[str]:
+    """Restarts that threw away more steps than a restart may."""
+    failures = []
+    ordered = sorted(gangs)
+    for before, after in itertools.pairwise(ordered):
+        lost = gangs[before].step - gangs[after].resume.step
+        if before[0] == after[0] and lost > most:
+            failures.append(
+                f"attempt {after[1]} of job {after[0]} makes {lost} steps again, at most {most} may be"
+            )
+    return failures

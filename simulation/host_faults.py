@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any, Final
 
+from services.agent.orders import Order
 from simulation.clients import SMALL_DEVICES
 from simulation.faults import Act, Fault, after
+from simulation.kernel import US_PER_MS
 from simulation.nodes import Host
 from simulation.world import World
 from tidemill.v1 import fleet_service_pb2 as fleet
 from tidemill.v1 import job_service_pb2 as jobs
 from tidemill.v1 import telemetry_pb2
 
+# How long a lemon bears a run, and how long its reboot takes.
+_BEARS_MS: Final = 8_000
+_REBOOTS_MS: Final = 6_000
 _XIDS: Final = ("79", "48", "94", "95", "31", "13", "63", "64", "119")
 
 
@@ -67,6 +73,7 @@ def dead(world: World, fault: Fault) -> None:
     """The machine is gone; it comes back repaired, with another disk."""
     for host in _hosts(world, fault):
         host.die()
+        world.physics.storage.lose(host.name)
         after(world, fault, host.repair)
 
 
@@ -140,6 +147,61 @@ def bad_checkpoint(world: World, fault: Fault) -> None:
         storage.rotten.add(uris[-1 - fault.target % min(3, len(uris))])
 
 
+def storage_down(world: World, fault: Fault) -> None:
+    """Nothing can be saved or loaded: saves fail, who begins to load waits."""
+    storage = world.physics.storage
+    storage.down = True
+
+    def heal() -> None:
+        storage.down = False
+
+    after(world, fault, heal)
+
+
+def slow(world: World, fault: Fault) -> None:
+    """A step takes 1.4 times as long there, and so in every gang that has a member there."""
+    for host in _hosts(world, fault):
+        world.physics.slow[host.name] = 140
+        after(world, fault, partial(_mend, world.physics.slow, host))
+
+
+def fails_under_load(world: World, fault: Fault) -> None:
+    """A lemon: each run that starts there is cut short after some seconds, by a reboot or by an event in `what`.
+
+    The event is that of the first device. No repair helps: it is there again after a reboot, and fails under the next run.
+    """
+    for host in _hosts(world, fault):
+        world.physics.flaws[host.name] = partial(_overload, world, fault, host)
+        if fault.lasts_ms:
+            after(world, fault, partial(_mend, world.physics.flaws, host))
+
+
+def _mend(ills: MutableMapping[str, Any], host: Host) -> None:
+    ills.pop(host.name, None)
+
+
+def _overload(world: World, fault: Fault, host: Host, order: Order) -> None:
+    def give_in() -> None:
+        run = host.runs.get(order.run)
+        mended = world.healed or host.name not in world.physics.flaws
+        if mended or run is None or run.ending is not None:
+            return
+        if not fault.what:
+            host.reboot(_REBOOTS_MS)
+            return
+        for grant in [each for each in order.devices if each.index == 0]:
+            host.signal(telemetry_pb2.SIGNAL_KIND_XID, device=grant.index, code=fault.what)
+            world.kernel.after(
+                _REBOOTS_MS * US_PER_MS, partial(_device_is_there, host, grant.index)
+            )
+
+    world.kernel.after(_BEARS_MS * US_PER_MS, give_in)
+
+
+def _device_is_there(host: Host, device: int) -> None:
+    host.signal(telemetry_pb2.SIGNAL_KIND_DEVICE_MISSING, device=device, code="present")
+
+
 # --- people
 
 
@@ -210,6 +272,9 @@ HOST_FAULTS: Final[Mapping[str, Act]] = {
     "link down": link_down,
     "device event": device_event,
     "bad checkpoint": bad_checkpoint,
+    "storage down": storage_down,
+    "slow host": slow,
+    "fails under load": fails_under_load,
     "drain": drain,
     "cordon": cordon,
     "cancel a job": cancel_a_job,

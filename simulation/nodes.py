@@ -121,7 +121,9 @@ class Host(Process):
         self.links: dict[str, bool] = {f"ib{i}": True for i in range(nics)}
         self.runs: dict[RunId, HostProcess] = {}
         self._physics, self._gateways, self._clock = physics, gateways, clock
-        self._devices, self._cpu_milli = devices, cpu_milli
+        # Cards that were put into each slot until now.
+        self._cards = [1] * devices
+        self._cpu_milli = cpu_milli
         self._disk: AgentState | None = None
         self._written: deque[AgentState | None] = deque(maxlen=8)
         self._renewed: Stamp | None = None
@@ -238,6 +240,15 @@ class Host(Process):
         )  # fmt: skip
         if self.core.attached:
             self._send(pb.AttachRequest(signal=signal))
+
+    def card(self, index: int) -> str:
+        """The serial number of what is in a slot."""
+        return f"{self.name}-{index}-{self._cards[index]}"
+
+    def replace_card(self, index: int) -> None:
+        """Another card is put into a slot; the agent finds it when it starts again."""
+        self._cards[index] += 1
+        self.crash()
 
     def join_network(self) -> None:
         """The way to the gateways is open again."""
@@ -429,7 +440,7 @@ class Host(Process):
 
     def _inventory(self, boot: str) -> Inventory:
         cards = tuple(
-            DeviceSpec(i, "H100", f"{self.name}-{i}", simulated=True) for i in range(self._devices)
+            DeviceSpec(i, "H100", self.card(i), simulated=True) for i in range(len(self._cards))
         )
         nics = tuple(NicSpec(name, 400_000, kind="infiniband") for name in self.links)
         return Inventory(

@@ -16,7 +16,7 @@ from simulation.nodes import Host
 from simulation.referee import Referee
 from simulation.services import SchedulerProcess
 from statemachines.cluster import Cluster
-from statemachines.device import DeviceState
+from statemachines.device import Device, DeviceState
 from statemachines.entry import Recorded
 from statemachines.facts import InputGapAccepted
 from statemachines.node import NodeState, ServiceState
@@ -89,10 +89,17 @@ class Operators:
                 self._clients.ask(fleet.UncordonNodeRequest(node=host.name))
             for device in node.devices:
                 if device.state is not DeviceState.HEALTHY:
-                    host.signal(
-                        telemetry_pb2.SIGNAL_KIND_DEVICE_MISSING, device=device.spec.index, code="present"
-                    )  # fmt: skip
+                    _repair(host, device)
             host.tell_links()
+
+
+def _repair(host: Host, device: Device) -> None:
+    """Say that it is there; who asks for another card gets one."""
+    index, reason = device.spec.index, device.reason
+    if reason is None or not reason.message.endswith("(rma)"):
+        host.signal(telemetry_pb2.SIGNAL_KIND_DEVICE_MISSING, device=index, code="present")
+    elif device.spec.uuid == host.card(index):
+        host.replace_card(index)
 
 
 def _vouched(gap: InputGapError, cluster: Cluster) -> tuple[Recorded, ...]:

@@ -27,6 +27,12 @@ class Physics:
         self.held: dict[tuple[str, int], RunId] = {}
         self.starts: dict[RunId, int] = {}
         self.alive: dict[str, dict[int, int]] = {}
+        # Of hosts with links that are down: how many work, of how many.
+        self.links: dict[str, tuple[int, int]] = {}
+        # How long a step takes on hosts that are slow, in percent of what it should.
+        self.slow: dict[str, int] = {}
+        # What goes wrong on a host when a run has started there.
+        self.flaws: dict[str, Callable[[Order], None]] = {}
         self.broken: list[str] = []
 
     def started(self, host: str, order: Order, exit_: Callable[[int, int], None]) -> None:
@@ -35,8 +41,16 @@ class Physics:
         key = (order.job, order.attempt)
         if key not in self.gangs:
             program = self.programs[order.launch]
-            self.gangs[key] = Gang(self.kernel, order, program, self.storage, self.reporter)
-        self.gangs[key].join(Rank(host, order, exit_))
+            self.gangs[key] = Gang(
+                self.kernel, order, program, self.storage, self.reporter, self.slow
+            )
+        gang = self.gangs[key]
+        gang.join(Rank(host, order, exit_))
+        if host in self.links:
+            up, of = self.links[host]
+            gang.linked(host, up=up, of=of)
+        if host in self.flaws:
+            self.flaws[host](order)
 
     def _check_start(self, host: str, order: Order) -> None:
         run = order.run
@@ -73,5 +87,8 @@ class Physics:
 
     def linked(self, host: str, *, up: int, of: int) -> None:
         """So many of a host's interfaces work now: gangs that need them stand still, and give up after a while."""
+        self.links.pop(host, None)
+        if up < of:
+            self.links[host] = (up, of)
         for gang in self.gangs.values():
             gang.linked(host, up=up, of=of)

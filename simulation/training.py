@@ -8,7 +8,7 @@ gateway that answers, in order and until told that it is durable. Storage is sha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -44,6 +44,8 @@ class Program(msgspec.Struct, frozen=True):
     hangs_at_step: int = 0
     # How often an attempt in a row fails at its first step; a crash loop has many.
     crash_loop: int = 0
+    # Of its saves, each so many-th outlives the host of rank 0; the others are on that host alone.
+    remote_every: int = 1
 
     @property
     def trains(self) -> bool:
@@ -58,6 +60,14 @@ class Storage:
         self.committed: dict[str, tuple[str, int, int]] = {}
         # Of those, what cannot be loaded though it was acknowledged.
         self.rotten: set[str] = set()
+        # Of those, what is on one host alone.
+        self.only_on: dict[str, str] = {}
+        # Nothing can be written or read.
+        self.down = False
+
+    def lose(self, host: str) -> None:
+        """The disk of a host is gone, and what was on it alone."""
+        self.rotten.update(uri for uri, where in self.only_on.items() if where == host)
 
 
 class Rank:
@@ -75,7 +85,13 @@ class Gang:
     """One attempt of one job, as far as it lives."""
 
     def __init__(
-        self, kernel: Kernel, order: Order, program: Program, storage: Storage, reporter: Reporter
+        self,
+        kernel: Kernel,
+        order: Order,
+        program: Program,
+        storage: Storage,
+        reporter: Reporter,
+        slow: Mapping[str, int],
     ) -> None:
         self.kernel = kernel
         self.job, self.attempt = order.job, order.attempt
@@ -87,6 +103,8 @@ class Gang:
         self.stopped_for_save = False
         self._storage = storage
         self._reporter = reporter
+        self._slow = slow
+        self._saves = 0
         self._running = False
         self._timer: Timer | None = None
         self._save_at = 0
@@ -106,6 +124,11 @@ class Gang:
 
     def _begin(self) -> None:
         """Load what was decided, and say so; or that it cannot be loaded."""
+        if self._broken:
+            return
+        if self._storage.down and self.resume.uri:
+            self._timer = self.kernel.after(_PROGRESS_MS * US_PER_MS, self._begin)
+            return
         if self.resume.uri in self._storage.rotten:
             self._reporter.load_failed(self)
             self._break()
@@ -167,9 +190,10 @@ class Gang:
         steps = max(1, min(to_save, to_end, _PROGRESS_MS // self.program.step_ms or 1))
         if self._save_at > self.step:
             steps = min(steps, self._save_at - self.step)
-        self._timer = self.kernel.after(
-            steps * self.program.step_ms * US_PER_MS, lambda: self._advance(steps)
-        )
+        # The slowest member sets the pace.
+        pace = max(self._slow.get(rank.host, 100) for rank in self.ranks.values())
+        step_us = self.program.step_ms * US_PER_MS * pace // 100
+        self._timer = self.kernel.after(steps * step_us, lambda: self._advance(steps))
 
     def _advance(self, steps: int) -> None:
         if self._broken:
@@ -205,9 +229,17 @@ class Gang:
     def _saved(self, step: int) -> None:
         if self._broken or len(self.ranks) < self.members:
             return
+        if self._storage.down:
+            self._reporter.save_failed(self, step)
+            self._go_on()
+            return
         uri = f"sim://{self.job}/a{self.attempt}/step-{step}"
         self._storage.committed[uri] = (self.job, self.attempt, step)
-        self._reporter.saved(self, step, uri)
+        self._saves += 1
+        host = self.ranks[0].host if self._saves % self.program.remote_every else ""
+        if host:
+            self._storage.only_on[uri] = host
+        self._reporter.saved(self, step, uri, only_on=host)
         if self._stop_after_save and step >= self._save_at:
             self.stopped_for_save = True
         self._go_on()
@@ -257,11 +289,19 @@ class Reporter:
             gang, save_began=reports_pb2.SaveBegan(job=gang.job, attempt=gang.attempt, step=step)
         )
 
-    def saved(self, gang: Gang, step: int, uri: str) -> None:
-        """A save is durable."""
+    def saved(self, gang: Gang, step: int, uri: str, *, only_on: str) -> None:
+        """A save is durable, be it on one host alone."""
+        tier = common_pb2.TIER_LOCAL if only_on else common_pb2.TIER_REMOTE
+        reach = common_pb2.REACH_NODE if only_on else common_pb2.REACH_CELL
         self._say(gang, saved=reports_pb2.Saved(
-            job=gang.job, attempt=gang.attempt, step=step, uri=uri, bytes=1, tier=common_pb2.TIER_REMOTE,
-            reach=common_pb2.REACH_CELL, manifest=f"{step:064x}", save_ms=gang.program.save_ms,
+            job=gang.job, attempt=gang.attempt, step=step, uri=uri, bytes=1, tier=tier, reach=reach,
+            manifest=f"{step:064x}", save_ms=gang.program.save_ms, node=only_on,
+        ))  # fmt: skip
+
+    def save_failed(self, gang: Gang, step: int) -> None:
+        """Storage did not take it."""
+        self._say(gang, save_failed=reports_pb2.SaveFailed(
+            job=gang.job, attempt=gang.attempt, step=step, message="storage is down"
         ))  # fmt: skip
 
     def answered(self, gang: Gang, ask: int, at_step: int) -> None:
