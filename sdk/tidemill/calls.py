@@ -37,6 +37,8 @@ OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED})
+# Twice what keepalive needs to find out, above: what is up for longer has answered it.
+PROVEN_UP_S = 60.0
 # A stream is opened anew now and then, so that an end that nobody noticed and an expired grant are noticed.
 STREAM_DEADLINE_S = 3600.0
 REOPENABLE = RETRYABLE | {grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -61,8 +63,9 @@ class Backoff:
 class Patience:
     """For how long a lost stream is opened anew.
 
-    The clock starts with a loss, and an answer ends it. So does a stream that was up for longer than the patience: it
-    was quiet, and not away. Call `opened` at each start, `answered` for each answer, `lost` at each end.
+    The clock starts with a loss, and an answer ends it. So does a stream that was up for longer than the patience, and
+    than a connection to a frozen gateway seems to be: it was quiet, and not away. Call `opened` at each start,
+    `answered` for each answer, `lost` at each end.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Patience:
     def lost(self) -> float | None:
         """How long to wait before the next try, in seconds; None: it is time to give up."""
         now = self._clock()
-        if now - self._opened_at > self._give_up_after_s:
+        if now - self._opened_at > max(self._give_up_after_s, PROVEN_UP_S):
             self.answered()
         if self._lost_at is None:
             self._lost_at = now
