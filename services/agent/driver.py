@@ -28,7 +28,8 @@ from services.agent.core import AgentCore
 from services.agent.environment import Surroundings, checkpoint_directory, environments
 from services.agent.fencing import Now
 from services.agent.inventory import probe
-from services.agent.link import GatewayError, LaunchGoneError, Link
+from services.agent.launches import Launches
+from services.agent.link import LaunchGoneError, Link
 from services.agent.links import Links
 from services.agent.markers import UNREADABLE
 from services.agent.orders import Order
@@ -37,7 +38,7 @@ from services.agent.output import Readers
 from services.agent.relay import relayed
 from services.agent.runs import NEVER
 from services.agent.store import StateStore
-from services.agent.stream import FIRST_WAIT_S, LONGEST_WAIT_S, Stream, jittered
+from services.agent.stream import Stream
 from services.agent.table import LIVE, Ending
 from services.agent.watches import Watches
 from services.runtime.executor import Executor, Found, Launch, RunEnd, RunFiles, StartError
@@ -90,7 +91,7 @@ class Driver:
         self._clock = clock
         self._around = around
         self._links = links
-        self._launches: dict[str, common_pb2.Launch] = {}
+        self._launches = Launches(store.directory / "launches", link)
         self._advertised = around.gateway
         self._readers = Readers(files, self._lives)
         self._stream = Stream(link, readers=self._readers, hear=self._hear)
@@ -155,10 +156,11 @@ class Driver:
         for run in self.core.unadopted:
             found = await self._in(self._kills, self._executor.adopt, run)
             log.info("run_adopted", run=run, found=found)
-            if found is not Found.ENDED:  # Of those that ended the watcher will say how.
-                self._feed(m.Adopted(run, alive=found is Found.ALIVE))
-            if found is Found.ALIVE:
-                self._spawn(self._watch_adopted(self.core.table[run].order))
+            order = self.core.table[run].order
+            looked = found is not Found.ABSENT and await self._watch_adopted(order)
+            # Of those that ended the watcher will say how. A last look may take long: to attach does not wait for it.
+            if found is not Found.ENDED or looked:
+                self._feed(m.Adopted(run, alive=found is not Found.ABSENT))
         self._feed(m.Tick())
 
     # --- events in, actions out
@@ -232,29 +234,19 @@ class Driver:
 
     async def _fetch(self, digest: str) -> None:
         """Until it is here or gone for good; meanwhile the order may be withdrawn, which costs one fetch."""
-        self._purge()
-        wait_s = FIRST_WAIT_S
-        while digest not in self._launches:
-            try:
-                self._launches[digest] = await self._link.launch(digest)
-            except LaunchGoneError as error:
-                self._feed(m.LaunchMissing(digest, str(error)))
-                return
-            except GatewayError as error:
-                log.warning("launch_not_fetched", error=str(error))
-                await asyncio.sleep(jittered(wait_s))
-                wait_s = min(wait_s * 2, LONGEST_WAIT_S)
-        self._feed(m.LaunchReady(digest))
-
-    def _purge(self) -> None:
-        wanted = {entry.order.launch for entry in self.core.table.values()}
-        for digest in [known for known in self._launches if known not in wanted]:
-            del self._launches[digest]
+        self._launches.keep_only({entry.order.launch for entry in self.core.table.values()})
+        try:
+            await self._launches.fetch(digest)
+        except LaunchGoneError as error:
+            self._feed(m.LaunchMissing(digest, str(error)))
+        else:
+            self._feed(m.LaunchReady(digest))
 
     async def _start(self, order: Order) -> None:
         found = await self._in(self._starts, self._executor.adopt, order.run)
         if found is not Found.ABSENT:  # Started by an agent whose table was lost: once is enough.
             log.warning("run_adopted", run=order.run, found=found)
+            await self._watch_adopted(order)
             if found is Found.ALIVE:
                 self._feed(m.Started(order.run))
             return
@@ -360,12 +352,17 @@ class Driver:
 
     # --- checkpoints of programs without the SDK
 
-    async def _watch_adopted(self, order: Order) -> None:
-        """The first member of a gang speaks for its checkpoints; what was seen before is told again, which is harmless."""
-        if order.rank == 0:
-            await self._fetch(order.launch)
-            launch = self._launches.get(order.launch)
-            if launch is not None and self._lives(order.run):
+    async def _watch_adopted(self, order: Order) -> bool:
+        """Go on where an earlier agent left off; whether there is something to look at. Not kept: when it is fetched."""
+        launch = await self._in(self._disk, self._launches.kept, order.launch)
+        if launch is None and order.rank == 0:
+            self._spawn(self._watch_late(order))
+        return launch is not None and self._watches.resume(order, launch, self._around)
+
+    async def _watch_late(self, order: Order) -> None:
+        with contextlib.suppress(LaunchGoneError):
+            launch = await self._launches.fetch(order.launch)
+            if self._lives(order.run):
                 self._watches.resume(order, launch, self._around)
 
     def _saved(self, saved: Saved) -> None:

@@ -93,7 +93,7 @@ class Strays(Message):
 
 
 class Adopted(Message):
-    """After a restart: the run's supervisor lives (`alive`), or nothing of it was ever started."""
+    """After a restart: its end is still to be told (`alive`), or nothing of it was ever started."""
 
     run: RunId
     alive: bool

@@ -30,12 +30,13 @@ log = structlog.get_logger()
 
 
 class _Watched:
-    """One run's watch: one look at a time, and none is told once it is `closed`."""
+    """One run's watch: one look at a time. Once `over` only the last look follows, once `told` nothing is said."""
 
     def __init__(self, watching: Watching) -> None:
         self.watching = watching
         self.looking = asyncio.Lock()
-        self.closed = False
+        self.over = False
+        self.told = False
 
 
 class Watches:
@@ -62,34 +63,40 @@ class Watches:
             what = "the directory that is watched for checkpoints"
             self.add(order.run, await self._paths.call(begin, what=what, within_s=BEGIN_S))
 
-    def resume(self, order: Order, launch: common_pb2.Launch, around: Surroundings) -> None:
-        """The run was started by an earlier agent: what that one told is told again, which is harmless."""
-        if _is_watched(order, launch):  # Reads nothing yet.
+    def resume(self, order: Order, launch: common_pb2.Launch, around: Surroundings) -> bool:
+        """An earlier agent started it; whether it is watched. What that one told is told again, which is harmless."""
+        watched = _is_watched(order, launch)
+        if watched:  # Reads nothing yet.
             self.add(order.run, begin_watch(order, launch, around, ignore_present=False))
+        return watched
 
     def add(self, run: RunId, watching: Watching) -> None:
         """Look at it from now on."""
         watched = self._watched[run] = _Watched(watching)
-        self._spawn(self._follow(run, watched))
+        self._spawn(self._follow(watched))
 
     def drop(self, run: RunId) -> None:
         """It did not start."""
-        self._watched.pop(run, None)
+        watched = self._watched.pop(run, None)
+        if watched is not None:
+            watched.over = True
 
     async def end(self, run: RunId) -> None:
-        """Nothing of the run lives: the last look, which is given up after a while."""
-        watched = self._watched.pop(run, None)
+        """Nothing of the run lives: the last look, which is given up after a while. Said twice, both wait for it."""
+        watched = self._watched.get(run)
         if watched is None:
             return
+        watched.over = True
         try:
             async with asyncio.timeout(self._last_look_s):
                 await self._look(watched, last=True)
         except TimeoutError:
             log.warning("last_look_given_up", run=run, after_s=self._last_look_s)
-        watched.closed = True
+        watched.told = True
+        self.drop(run)
 
-    async def _follow(self, run: RunId, watched: _Watched) -> None:
-        while self._watched.get(run) is watched:
+    async def _follow(self, watched: _Watched) -> None:
+        while not watched.over:
             await self._look(watched, last=False)
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -97,7 +104,7 @@ class Watches:
         look = partial(watched.watching.look, last=last)
         async with watched.looking:
             for saved in await self._paths.call(look, what="a look", within_s=None):
-                if not watched.closed:
+                if not watched.told:
                     self._found(saved)
 
 

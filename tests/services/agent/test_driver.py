@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -33,6 +35,12 @@ DEVICES = tuple(
     DeviceSpec(index, "H100", f"SIMULATED-{index}", simulated=True) for index in range(4)
 )
 INVENTORY = Inventory("127.0.0.1", 8_000, 8_000, DEVICES, boot_id="b")
+
+# Saves the step that it is given.
+SAVE = (
+    "d=$TIDEMILL_CHECKPOINT_DIR/step-$1; mkdir -p $d; echo weights > $d/shard; touch $d/COMMITTED"
+)
+WATCH = common_pb2.MarkerWatch(preset="directory", directory="$TIDEMILL_CHECKPOINT_DIR")
 
 
 @contextlib.asynccontextmanager
@@ -137,9 +145,7 @@ async def test_a_new_agent_takes_over_a_run_and_tells_how_it_ended(
 async def test_checkpoints_found_by_their_marker_are_reported_before_the_end(
     tmp_path: Path, gateway: FakeGateway
 ) -> None:
-    script = "d=$TIDEMILL_CHECKPOINT_DIR/step-$1; mkdir -p $d; echo weights > $d/shard; touch $d/COMMITTED"
-    watch = common_pb2.MarkerWatch(preset="directory", directory="$TIDEMILL_CHECKPOINT_DIR")
-    launch = gateway.blob("sh", "-c", script, "sh", "40", marker=watch)
+    launch = gateway.blob("sh", "-c", SAVE, "sh", "40", marker=WATCH)
     async with agent(tmp_path, gateway):
         await gateway.until(lambda: gateway.messages("beat"))
         gateway.order("job.1.0", launch)
@@ -154,6 +160,60 @@ async def test_checkpoints_found_by_their_marker_are_reported_before_the_end(
     assert (saved.step, saved.uri, saved.by_marker) == (40, str(folder), True)
     assert (saved.reach, saved.bytes) == (common_pb2.REACH_NODE, len("weights\n"))
     assert saved.manifest == digest(describe(folder))
+
+
+@pytest.mark.parametrize("fetched", ["kept", "lost"])
+async def test_checkpoints_of_an_adopted_run_are_found_though_its_launch_is_asked_for_in_vain(
+    tmp_path: Path, gateway: FakeGateway, fetched: str
+) -> None:
+    fifo, state = tmp_path / "go", tmp_path / "state"
+    script = f"mkfifo {fifo}; read word < {fifo}; {SAVE}"
+    launch = gateway.blob("sh", "-c", script, "sh", "40", marker=WATCH)
+    async with agent(state, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("job.1.0", launch)
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_began") and fifo.exists())
+    if fetched == "kept":
+        gateway.blobs.clear()
+    else:
+        shutil.rmtree(state / "launches")
+    gateway.order("job.1.0", launch, started=True)
+    async with agent(state, gateway):
+        await gateway.until(lambda: len(gateway.messages("attach")) == 2)
+        if fetched == "lost":
+            await gateway.blob_asked.wait()
+        await asyncio.to_thread(fifo.write_text, "go\n")
+        await gateway.until(lambda: gateway.reports("run_finished"))
+    assert [saved.step for saved in gateway.reports("saved")] == [40]
+
+
+async def test_what_was_saved_while_no_agent_lived_is_told_before_the_end(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    fifo, state = tmp_path / "go", tmp_path / "state"
+    script = f"mkfifo {fifo}; read word < {fifo}; {SAVE}"
+    async with agent(state, gateway):
+        await gateway.until(lambda: gateway.messages("beat"))
+        gateway.order("job.1.0", gateway.blob("sh", "-c", script, "sh", "40", marker=WATCH))
+        gateway.send_set()
+        await gateway.until(lambda: gateway.reports("run_began") and fifo.exists())
+    await asyncio.to_thread(fifo.write_text, "go\n")
+    await asyncio.to_thread(until_ended, state / "runs" / "job.1.0")
+    gateway.blobs.clear()
+    before = len(gateway.heard)
+    async with agent(state, gateway):
+        await gateway.until(lambda: gateway.reports("run_finished"))
+    kinds = [
+        said.report.WhichOneof("kind") for said in gateway.heard[before:] if said.HasField("report")
+    ]
+    assert kinds[-2:] == ["saved", "run_finished"]
+
+
+def until_ended(folder: Path) -> None:
+    """A supervisor holds its run's lock for as long as it lives."""
+    with (folder / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 async def test_an_order_that_cannot_be_followed_costs_the_connection_and_nothing_else(

@@ -113,3 +113,21 @@ async def test_a_run_that_did_not_start_is_not_watched(node: Heard) -> None:
     await node.tasks[0]
     await node.watches.end(A)
     assert node.steps == []
+
+
+async def test_an_end_that_is_said_twice_waits_for_the_same_last_look(go: threading.Event) -> None:
+    def slow(last: bool) -> Sequence[Saved]:
+        go.wait()
+        return [saved("a", 1)] if last and not heard.steps else []
+
+    heard = Heard(last_look_s=30)
+    heard.watches.add(A, Told(A, slow))
+    first = asyncio.ensure_future(heard.watches.end(A))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(heard.watches.end(A))
+    await asyncio.sleep(0)
+    assert not second.done()
+    go.set()
+    await second
+    assert heard.steps == [("a", 1)]
+    await asyncio.gather(first, *heard.tasks)
