@@ -15,7 +15,7 @@ from pathlib import Path
 
 from compose.local.stack import Condition, Stack, StackError
 from services.demo.hosts import Host
-from services.demo.story import TRAINER, Failed, OwnFold
+from services.demo.story import Failed, OwnFold, trainer_path
 from services.demo.timeline import Timeline
 from services.demo.trial import fold_of, go_on_without, host_of
 from services.runtime.tokens import ADMIN_TOKEN_FILE
@@ -50,7 +50,7 @@ class DistributedCell(KafkaTrialCell):
     python = sys.executable
     python_path = os.environ.get("PYTHONPATH", "")
     doors = 2
-    trainer = str(TRAINER)
+    trainer = trainer_path()
 
     def __init__(self, stack: Stack) -> None:
         super().__init__("demo", kafka=stack.layout.bootstrap, etcd=stack.layout.endpoints)

@@ -6,7 +6,7 @@ import os
 import sys
 
 from services.demo.hosts import Host
-from services.demo.story import TRAINER, OwnFold
+from services.demo.story import OwnFold, trainer_path
 from services.demo.trial import fold_of, host_of
 from services.runtime.trial import TrialCell
 from tidemill import Client
@@ -18,7 +18,7 @@ class EmbeddedCell(TrialCell):
     python = sys.executable
     python_path = os.environ.get("PYTHONPATH", "")
     doors = 1
-    trainer = str(TRAINER)
+    trainer = trainer_path()
 
     def __init__(self) -> None:
         super().__init__("demo", flags=("--schedulers", "2"))

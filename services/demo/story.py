@@ -7,6 +7,7 @@ middle; it must resume elsewhere from its last durable checkpoint and end with t
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -29,12 +30,14 @@ DEVICES: Final = "2xH100"
 NODES: Final = ("node-a", "node-b", "node-c", "node-d")
 _WAIT_S: Final = 120.0
 _HERE: Final = Path(__file__).resolve().parent
-# A wheel carries the example beside this file; a checkout has it where people look for examples.
-TRAINER: Final = next(
-    filter(
-        Path.is_file, (_HERE / "train_numpy.py", _HERE.parents[1] / "examples" / "train_numpy.py")
-    )
-)
+
+
+def trainer_path() -> str:
+    """The example that this interpreter can run: in PyTorch where that is installed, else in numpy."""
+    name = "train_torch.py" if importlib.util.find_spec("torch") else "train_numpy.py"
+    # A wheel carries the examples beside this file; a checkout has them where people look for examples.
+    places = (_HERE / name, _HERE.parents[1] / "examples" / name)
+    return str(next(filter(Path.is_file, places)))
 
 
 class Mortal(Protocol):
@@ -164,7 +167,8 @@ class Story:
 
     def _submit(self, client: Client, follower: Follower) -> tuple[str, str, list[str]]:
         self._tell(
-            "act", "submit two trainings of one task, 2 processes each, and three small jobs"
+            "act",
+            f"submit two trainings of one task ({Path(self._cell.trainer).name}), 2 processes each, and three small jobs",
         )
         alone = self._train(client, follower, "undisturbed", delay_s=0.005)
         main = self._train(client, follower, "main", delay_s=self._step_delay_s)
