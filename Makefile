@@ -60,10 +60,10 @@ SEEDS ?= 10000
 chaos: $(READY) ## A hostile world: SEEDS=10000 histories, every scenario, every planted bug, then live processes. Results go to out/chaos/
 	@mkdir -p out/chaos
 	@$(BIN)/python -m chaos sim --seeds $(SEEDS) --json out/chaos/anything.json --report out/chaos/anything.html
-	@for name in $$($(BIN)/python -m chaos list | awk '$$1 != "anything" { print $$1 }'); do \
+	@for name in $$($(BIN)/python -m chaos list | awk '$$1 != "anything" && !/\[only live\]$$/ { print $$1 }'); do \
 		echo "== $$name" >&2; $(BIN)/python -m chaos sim $$name --seeds 20 --json out/chaos/$$name.json; done
 	@$(BIN)/python -m chaos bugs --json out/chaos/bugs.json
-	@for name in $$($(BIN)/python -m chaos list | awk '/\[live\]$$/ { print $$1 }'); do \
+	@for name in $$($(BIN)/python -m chaos list | awk '/\[(only )?live\]$$/ { print $$1 }'); do \
 		echo "== $$name, live" >&2; $(BIN)/python -m chaos live $$name --json out/chaos/live-$$name.json; done
 	@TIDEMILL_LONG=1 $(BIN)/pytest -q -s tests/live_kafka
 

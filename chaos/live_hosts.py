@@ -51,9 +51,9 @@ class Hosts:
         """A host with a disk and a clock of its own, and its agent. Raises NetworkError."""
         state = self.state(number)
         state.mkdir(parents=True)
-        if self.network is not None:
-            self.network.add_host(number)
-            self.disks[number] = Disk(state, mib=_DISK_MIB)
+        if (network := self.network) is not None:
+            network.add_host(number)
+            self.disks[number] = Disk(state, name=network.host(number), mib=_DISK_MIB)
             self._closing.callback(self.disks[number].remove)
         self.clocks[number] = SteppedClock(state.with_name(f"{state.name}.clock"))
         self.start(number)

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -32,11 +32,11 @@ class NetworkError(Exception):
     """The network cannot be had here; the message says what is missing, or what the kernel refused."""
 
 
-def missing() -> str:
+def missing(*, user: int, which: Callable[[str], str | None] = shutil.which) -> str:
     """What this machine lacks for hosts of their own; empty when it has everything."""
-    if os.geteuid() != 0:
+    if user != 0:
         return "network namespaces need root: run it with sudo, or in a container started with --privileged"
-    lacking = {package for tool, package in _TOOLS.items() if shutil.which(tool) is None}
+    lacking = {package for tool, package in _TOOLS.items() if which(tool) is None}
     if lacking:
         return f"commands are missing: apt-get install {' '.join(sorted(lacking))}"
     return ""
@@ -54,7 +54,7 @@ class Network:
 
     def __enter__(self) -> Self:
         """Make the hub. Raises NetworkError."""
-        why = missing()
+        why = missing(user=os.geteuid())
         if why:
             raise NetworkError(why)
         try:

@@ -18,11 +18,11 @@ _CHUNK: Final = 1 << 16
 class Disk:
     """Mounted from its making to `remove`."""
 
-    def __init__(self, path: Path, *, mib: int) -> None:
-        """Raises NetworkError."""
+    def __init__(self, path: Path, *, name: str, mib: int) -> None:
+        """`name` is what it is mounted as. Raises NetworkError."""
         self._path = path
         path.mkdir(parents=True, exist_ok=True)
-        _mount("mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=700", "tidemill-chaos", str(path))
+        _mount("mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=700", name, str(path))
 
     def fill(self) -> None:
         """Nothing more can be written."""

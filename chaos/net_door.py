@@ -1,7 +1,7 @@
 """A door between namespaces: listens in one, and hands each connection on to an address of this process' own.
 
 A socket belongs to the namespace it was made in, so the gateway stays on loopback, and hosts that have no way out reach
-it all the same. It passes bytes and judges nothing; either end that closes closes the other.
+it all the same. It passes bytes and ends of streams, and judges nothing.
 """
 
 from __future__ import annotations
@@ -59,22 +59,25 @@ class Door:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):  # A gateway that is away: the host sees a closed door.
-            host, port = self._target()
-            there_reader, there_writer = await asyncio.open_connection(host, port)
+        async with contextlib.AsyncExitStack() as closing:
+            closing.callback(writer.close)
+            try:
+                there_reader, there_writer = await asyncio.open_connection(*self._target())
+            except OSError:  # A gateway that is away: the host sees a door that closes.
+                return
+            closing.callback(there_writer.close)
             await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
-        writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until that direction has ended; what is broken is broken both ways."""
     try:
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
+        writer.write_eof()
     except OSError:
-        pass  # Broken: the other direction ends with it.
-    finally:
-        writer.close()
+        writer.transport.abort()
 
 
 def _listen_in(namespace: str, host: str) -> socket.socket:
