@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import BinaryIO, Final
 
 from services.runtime.executor import RunFiles
@@ -18,8 +19,14 @@ READERS_MAX: Final = 64
 
 
 async def read_output(
-    files: RunFiles, run: RunId, *, tail_bytes: int, follow: bool, lives: Callable[[], bool]
-) -> AsyncIterator[bytes]:
+    files: RunFiles,
+    run: RunId,
+    *,
+    tail_bytes: int,
+    follow: bool,
+    lives: Callable[[], bool],
+    look_again_s: float = LOOK_AGAIN_S,
+) -> AsyncGenerator[bytes, None]:
     """Output of `run` from `tail_bytes` before its end (0: all that is kept), in chunks.
 
     With `follow` it goes on until the run has ended. Raises FileNotFoundError when nothing is kept.
@@ -36,7 +43,7 @@ async def read_output(
                 yield chunk
             if last:
                 break
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(look_again_s)
     finally:
         for file in opened:
             file.close()
@@ -58,17 +65,23 @@ def _rest(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _grown(files: RunFiles, run: RunId, opened: list[BinaryIO]) -> Iterator[bytes]:
-    """What was appended, and what is in a newer file when the ring has turned meanwhile."""
+    """What was appended, and what is in newer files when the ring has turned meanwhile; only the newest stays open."""
     yield from _rest(opened[-1])
     current = files.output(run)
-    newest = current[-1]
-    turned = not os.path.samestat(os.fstat(newest.fileno()), os.fstat(opened[-1].fileno()))
-    for file in current[: len(current) - turned]:
+    last = os.fstat(opened[-1].fileno())
+    known = [os.path.samestat(os.fstat(file.fileno()), last) for file in current]
+    read = known.index(True) + 1 if any(known) else 0
+    for file in current[:read]:
         file.close()
-    if turned:
-        yield from _rest(opened[-1])  # What came between our last read and the turn.
-        opened.append(newest)
-        yield from _rest(newest)
+    if newer := current[read:]:
+        opened += newer
+        for file in opened[
+            -len(newer) - 1 :
+        ]:  # The first: what came between our last read and the turn.
+            yield from _rest(file)
+        for file in opened[:-1]:
+            file.close()
+        del opened[:-1]
 
 
 class Readers:
@@ -115,9 +128,12 @@ class Readers:
                 follow=asked.follow,
                 lives=lambda: self._lives(run),
             )
-            async for chunk in chunks:
-                await self._room.acquire()
-                send(_chunk(asked.call, data=chunk))
+            async with contextlib.aclosing(
+                chunks
+            ):  # Its files are closed also when we are cancelled.
+                async for chunk in chunks:
+                    await self._room.acquire()
+                    send(_chunk(asked.call, data=chunk))
         except (OSError, ValueError) as problem:
             error = str(problem)
         await self._room.acquire()
