@@ -75,7 +75,10 @@ class Signalled(Message):
 
 
 class NodeKnown(Message):
-    """A node exists, with its parts as they are recorded; `in_service` is what its operators say."""
+    """A node exists, with its parts as they are recorded; `in_service` is what its operators say.
+
+    `unlinked` names the interfaces that had no link when its agent attached.
+    """
 
     node: str
     incarnation: int
@@ -83,6 +86,7 @@ class NodeKnown(Message):
     devices: tuple[tuple[int, DeviceState], ...] = ()
     nics: tuple[tuple[str, NicState], ...] = ()
     in_service: bool = True
+    unlinked: tuple[str, ...] = ()
 
 
 class NodeForgotten(Message):
@@ -92,13 +96,14 @@ class NodeForgotten(Message):
 
 
 class AttemptKnown(Message):
-    """An attempt of which every member runs; `hang_after_ms` 0: silence is no sign."""
+    """An attempt of which every member runs, for `age_ms` at least; `hang_after_ms` 0: silence is no sign."""
 
     job: str
     attempt: int
     members: int
     hang_after_ms: int
     nodes: tuple[str, ...]
+    age_ms: int = 0
 
 
 class AttemptGone(Message):
@@ -177,13 +182,18 @@ class NodeUnfit(Message):
 
 
 class JobHung(Message):
-    """Alive without progress. `step` is the last one seen, -1 for none; `rank` fell silent first."""
+    """Alive without progress. `step` is the last one seen, -1 for none; `rank` fell silent first.
+
+    `node` and `nic` name the port that went down under it; empty when none explains it.
+    """
 
     job: str
     attempt: int
     silent_ms: int
     step: int
     rank: int
+    node: str = ""
+    nic: str = ""
 
 
 class DeviceJudged(Message):

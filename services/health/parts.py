@@ -1,7 +1,8 @@
 """Devices and network interfaces: definite events become conditions, by table or by how long a port is down.
 
 A condition is said again now and then until the log shows it. A port that is down while its gangs go on is given the
-time that a collective survives; while they stand still it is not. Time is judged time (see detector.py).
+time that a collective survives; while they stand still it is not. One that never had a link is no fault: nobody
+relied on it. Time is judged time (see detector.py).
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Parts:
         self._nics: dict[str, Mapping[str, NicState]] = {}
         self._wanted: dict[Device, _Wanted] = {}
         self._ports: dict[Nic, _Port] = {}
+        # Ports that have had a link: at their agent's attach, or since.
+        self._linked: set[Nic] = set()
         self._seen: dict[tuple[Device, str, str], deque[int]] = {}
         # Cards that are to be replaced: to be there again, or cool, makes none of them whole.
         self._rma: set[Device] = set()
@@ -80,6 +83,7 @@ class Parts:
         before = self._devices.get(node, {})
         self._nodes[node] = fact
         self._devices[node], self._nics[node] = dict(fact.devices), dict(fact.nics)
+        self._linked |= {(node, name) for name, _ in fact.nics if name not in fact.unlinked}
         for index, state in fact.devices:
             if state is DeviceState.HEALTHY and before.get(index) is DeviceState.FAULTY:
                 self._rma.discard((node, index))  # Another card.
@@ -93,6 +97,7 @@ class Parts:
             table.pop(node, None)
         self._wanted = {key: value for key, value in self._wanted.items() if key[0] != node}
         self._ports = {key: value for key, value in self._ports.items() if key[0] != node}
+        self._linked = {port for port in self._linked if port[0] != node}
         self._seen = {key: value for key, value in self._seen.items() if key[0][0] != node}
         self._rma = {device for device in self._rma if device[0] != node}
 
@@ -147,7 +152,12 @@ class Parts:
         return len(seen) >= line.again_count
 
     def _link(self, signal: Signalled, at_ms: int) -> None:
-        port = self._ports.setdefault((signal.node, signal.nic), _Port())
+        nic = (signal.node, signal.nic)
+        if signal.code == "up":
+            self._linked.add(nic)
+        elif nic not in self._linked:
+            return
+        port = self._ports.setdefault(nic, _Port())
         if signal.code == "down" and port.down_ms is None:
             port.down_ms, port.stalls = at_ms, False
             port.downs.append(at_ms)
@@ -175,12 +185,12 @@ class Parts:
         recorded = self._nics.get(node, {}).get(name)
         hung: list[Verdict] = []
         if port.down_ms is not None:
-            stalls = self._progress.stands_still_on(node, port.down_ms, now_ms)
+            stalls = self._progress.stands_still_on(nic, port.down_ms, now_ms)
             port.stalls = port.stalls or stalls
             # Only once the log shows the port: the leader then knows why the job hangs, and where not to put it again.
             # Verdicts of a node and of a job come by different partitions, in any order.
             if recorded is None or recorded is NicState.FAULTY:
-                hung = self._progress.stalled_on(node, port.down_ms, now_ms)
+                hung = self._progress.stalled_on(nic, port.down_ms, now_ms)
         judged = self._condition(port, now_ms)
         if recorded is None or judged is None or judged[0] is recorded:
             return hung

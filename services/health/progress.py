@@ -1,18 +1,21 @@
 """Progress of jobs: alive without a step for too long is hung.
 
 An attempt is watched while all its members run. What counts is growth: a higher step of any rank, or another phase.
-Time is judged time (see detector.py). Never judges a job that did not ask for it, unless a port under it is down.
+Time is judged time (see detector.py). Never judges a job that did not ask for it, unless a port under it went down and
+nothing shows that it can do without: it began before, and has not gone on for longer than a collective survives.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Final
+from typing import Final, TypeAlias
 
 from services.health.messages import AttemptKnown, JobHung, Progressed, Verdict
 from services.health.rules import Rules
 
 _NEVER: Final = -(1 << 62)
+# (node, nic name).
+Port: TypeAlias = tuple[str, str]
 
 
 class _Rank:
@@ -27,11 +30,12 @@ class _Rank:
 class _Watch:
     """One attempt. `longest_ms` is the longest that it was ever still between two steps."""
 
-    __slots__ = ("attempt", "grew_ms", "longest_ms", "ranks", "said_ms")
+    __slots__ = ("attempt", "began_ms", "grew_ms", "longest_ms", "ranks", "said_ms")
 
-    def __init__(self, attempt: AttemptKnown, grew_ms: int) -> None:
+    def __init__(self, attempt: AttemptKnown, now_ms: int) -> None:
         self.attempt = attempt
-        self.grew_ms = grew_ms
+        self.began_ms = now_ms - attempt.age_ms
+        self.grew_ms = now_ms
         self.longest_ms = 0
         self.ranks: dict[int, _Rank] = {}
         self.said_ms = _NEVER
@@ -43,6 +47,8 @@ class Progress:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._watches: dict[str, _Watch] = {}
+        # Of gangs, by node and job: a port concerns those of its node alone.
+        self._on: dict[str, dict[str, _Watch]] = {}
         # (due, job, attempt): looked at again when due; moved on if it has grown since.
         self._due: list[tuple[int, str, int]] = []
 
@@ -58,14 +64,22 @@ class Progress:
         watch = self._watches.get(attempt.job)
         if watch is not None and watch.attempt.attempt == attempt.attempt:
             return
-        self._watches[attempt.job] = _Watch(attempt, now_ms)
+        self.gone(attempt.job)
+        watch = self._watches[attempt.job] = _Watch(attempt, now_ms)
+        for node in attempt.nodes if attempt.members > 1 else ():
+            self._on.setdefault(node, {})[attempt.job] = watch
         if attempt.hang_after_ms > 0:
             due_ms = now_ms + attempt.hang_after_ms
             heapq.heappush(self._due, (due_ms, attempt.job, attempt.attempt))
 
     def gone(self, job: str) -> None:
         """It runs no more."""
-        self._watches.pop(job, None)
+        watch = self._watches.pop(job, None)
+        for node in dict.fromkeys(watch.attempt.nodes) if watch else ():
+            on = self._on.get(node, {})
+            on.pop(job, None)
+            if not on:
+                self._on.pop(node, None)
 
     def restart(self, now_ms: int) -> None:
         """Nobody could be heard until now."""
@@ -106,31 +120,31 @@ class Progress:
             heapq.heappush(self._due, (due_ms, job, number))
         return verdicts
 
-    def stands_still_on(self, node: str, since_ms: int, now_ms: int) -> bool:
-        """Whether a gang with a member there made no step since a port of it went down, though it used to."""
-        return bool(self._still_on(node, since_ms, now_ms))
+    def stands_still_on(self, port: Port, down_ms: int, now_ms: int) -> bool:
+        """Whether a gang with a member there made no step since the port went down, though it used to."""
+        return bool(self._still_on(port, down_ms, now_ms))
 
-    def stalled_on(self, node: str, since_ms: int, now_ms: int) -> list[Verdict]:
-        """Those gangs are hung."""
+    def stalled_on(self, port: Port, down_ms: int, now_ms: int) -> list[Verdict]:
+        """Those gangs are hung, because of it."""
         return [
             verdict
-            for watch in self._still_on(node, since_ms, now_ms)
-            for verdict in self._hung(watch, now_ms)
+            for watch in self._still_on(port, down_ms, now_ms)
+            for verdict in self._hung(watch, now_ms, port)
         ]
 
-    def _still_on(self, node: str, since_ms: int, now_ms: int) -> list[_Watch]:
-        found: list[_Watch] = []
-        for watch in self._watches.values():
-            known = watch.attempt
-            if node not in known.nodes or known.members == 1 or not watch.ranks:
-                continue
-            still_ms = now_ms - max(watch.grew_ms, since_ms)
-            # One step may take longer than usual; twice the longest so far is no step any more.
-            if still_ms >= max(self._rules.port_stall_ms, 2 * watch.longest_ms):
-                found.append(watch)
-        return found
+    def _still_on(self, port: Port, down_ms: int, now_ms: int) -> list[_Watch]:
+        on = self._on.get(port[0], {}).values()
+        return [watch for watch in on if self._waits_for_port(watch, down_ms, now_ms)]
 
-    def _hung(self, watch: _Watch, now_ms: int) -> list[Verdict]:
+    def _waits_for_port(self, watch: _Watch, down_ms: int, now_ms: int) -> bool:
+        goes_without = watch.grew_ms - down_ms > self._rules.port_down_ms
+        if not watch.ranks or watch.began_ms > down_ms or goes_without:
+            return False
+        still_ms = now_ms - max(watch.grew_ms, down_ms)
+        # One step may take longer than usual; twice the longest so far is no step any more.
+        return still_ms >= max(self._rules.port_stall_ms, 2 * watch.longest_ms)
+
+    def _hung(self, watch: _Watch, now_ms: int, port: Port = ("", "")) -> list[Verdict]:
         if now_ms - watch.said_ms < self._rules.repeat_ms:
             return []
         watch.said_ms = now_ms
@@ -141,4 +155,4 @@ class Progress:
             key=lambda number: (watch.ranks[number].grew_ms, watch.ranks[number].step, number),
             default=0,
         )
-        return [JobHung(known.job, known.attempt, silent_ms, step, first)]
+        return [JobHung(known.job, known.attempt, silent_ms, step, first, *port)]

@@ -66,6 +66,7 @@ class View:
             tuple([(device.spec.index, device.state) for device in node.devices]),
             tuple([(nic.spec.name, nic.state) for nic in node.nics]),
             node.service is ServiceState.IN_SERVICE,
+            tuple([nic.spec.name for nic in node.nics if not nic.spec.up]),
         )
 
     def _breaks(self, name: JobId) -> Iterator[AttemptBroken]:
@@ -86,4 +87,11 @@ class View:
         if job is None or attempt is None or attempt.state is not AttemptState.RUNNING:
             return AttemptGone(name)
         nodes = tuple([self._cluster.runs[run].node for run in attempt.runs])
-        return AttemptKnown(name, attempt.number, len(attempt.runs), job.spec.hang_after_ms, nodes)
+        return AttemptKnown(
+            name,
+            attempt.number,
+            len(attempt.runs),
+            job.spec.hang_after_ms,
+            nodes,
+            max(0, self._cluster.at_ms - attempt.started_at_ms),
+        )

@@ -184,14 +184,16 @@ def _after(draft: Draft, attempt: Attempt, ended: Run) -> None:
 
 def _in_doubt(cluster: Cluster, attempt: Attempt) -> bool:
     """Whether a node of the attempt is not as it should be, so that a member may have failed because of another's node."""
-    return any(node is None or _unwell(node) for node in nodes_of(cluster, attempt))
+    gang = len(attempt.runs) > 1
+    return any(node is None or _unwell(node, gang=gang) for node in nodes_of(cluster, attempt))
 
 
-def _unwell(node: Node) -> bool:
+def _unwell(node: Node, *, gang: bool) -> bool:
+    """A port without a link breaks what reaches others over it, and nothing else."""
     return (
         node.state is not NodeState.READY
         or any(device.state is DeviceState.FAULTY for device in node.devices)
-        or any(nic.state is NicState.FAULTY for nic in node.nics)
+        or (gang and any(nic.state is NicState.FAULTY for nic in node.nics))
     )
 
 

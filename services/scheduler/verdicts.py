@@ -13,7 +13,7 @@ from services.scheduler import attempts, nodes
 from services.scheduler.draft import Draft, UnfitError
 from services.scheduler.exit_codes import Blame
 from services.scheduler.wire import need, need_name, parse, value
-from statemachines.attempt import Attempt, AttemptState
+from statemachines.attempt import AttemptState
 from statemachines.cluster import Cluster
 from statemachines.device import DeviceState
 from statemachines.facts import (
@@ -130,15 +130,19 @@ def _hung(draft: Draft, said: verdicts_pb2.JobHung) -> None:
     if attempt.state is not AttemptState.RUNNING:
         draft.ignore("repeated_verdict")
         return
-    cause, blame = _why_hung(draft.cluster, attempt)
+    cause, blame = _why_hung(draft.cluster, said)
     message = f"no progress for {said.silent_ms // 1000} s after step {said.step}; rank {said.rank} fell silent first"
     attempts.fail(draft, attempt, cause, blame, message)
 
 
-def _why_hung(cluster: Cluster, attempt: Attempt) -> tuple[Cause, Blame]:
-    """A fault that is known on one of its nodes explains the hang; else it may as well be the program's."""
-    placed = attempts.nodes_of(cluster, attempt)
-    if any(nic.state is NicState.FAULTY for node in placed if node for nic in node.nics):
+def _why_hung(cluster: Cluster, said: verdicts_pb2.JobHung) -> tuple[Cause, Blame]:
+    """The port that is named, and known to be faulty, explains it; else it may as well be the program's.
+
+    A faulty port alone does not: it may be older than the attempt, which did without.
+    """
+    node = cluster.nodes.get(NodeId(said.node))
+    nics = node.nics if node is not None else ()
+    if any(nic.spec.name == said.nic and nic.state is NicState.FAULTY for nic in nics):
         return Cause.NIC_FAULT, Blame.CELL
     return Cause.HUNG, Blame.UNCLEAR
 

@@ -251,7 +251,9 @@ class Simulation:
         ):
             if channel is Channel.PORT and not self._nic_is_faulty(machine):
                 self._judge_nic(machine, NicState.FAULTY)
-            hung = JobHung(job.id, number, self._arm.hang_ms, -1, 0)
+            node = self.leader.cluster.nodes[node_id(machine.number)]
+            port = (node.id, node.nics[0].spec.name) if channel is Channel.PORT else ("", "")
+            hung = JobHung(job.id, number, self._arm.hang_ms, -1, 0, *port)
             self.leader.verdict(self.now_ms, hung)
         else:
             code = _EXIT_CODES.get(channel, 1) if ours else 1

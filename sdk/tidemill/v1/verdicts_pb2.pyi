@@ -257,12 +257,17 @@ class JobHung(_message.Message):
     SILENT_MS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    NIC_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     attempt: _builtins.int
     silent_ms: _builtins.int
     step: _builtins.int
     """The last step seen, and the rank first to fall silent."""
     rank: _builtins.int
+    node: _builtins.str
+    """The port that went down under it before it stood still; empty: none explains it."""
+    nic: _builtins.str
     def __init__(
         self,
         *,
@@ -271,10 +276,12 @@ class JobHung(_message.Message):
         silent_ms: _builtins.int = ...,
         step: _builtins.int = ...,
         rank: _builtins.int = ...,
+        node: _builtins.str = ...,
+        nic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "rank", b"rank", "silent_ms", b"silent_ms", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "nic", b"nic", "node", b"node", "rank", b"rank", "silent_ms", b"silent_ms", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
+import msgspec
+
 from services.health.detector import Detector
 from services.health.messages import (
     AttemptGone,
@@ -55,10 +57,13 @@ class Node:
         self.devices = dict.fromkeys(range(2), DeviceState.HEALTHY)
         self.nics = {"ib0": NicState.HEALTHY, "ib1": NicState.HEALTHY}
         self.in_service = True
+        self.unlinked: tuple[str, ...] = ()
 
     def known(self) -> NodeKnown:
         parts = (tuple(self.devices.items()), tuple(self.nics.items()))
-        return NodeKnown(self.name, self.incarnation, self.state, *parts, self.in_service)
+        return NodeKnown(
+            self.name, self.incarnation, self.state, *parts, self.in_service, self.unlinked
+        )
 
 
 class Bed:
@@ -75,6 +80,7 @@ class Bed:
         self.path = True
         self.looking = True
         self.attempts: dict[str, AttemptKnown] = {}
+        self.started_ms: dict[str, int] = {}
         # Called at every step, to make jobs progress and the like.
         self.also: list[Callable[[Bed], None]] = []
         self.recover()
@@ -84,8 +90,9 @@ class Bed:
         self.detector = Detector(self.rules, TABLE, self.now_ms)
         for node in self.nodes.values():
             self.detector.observe(node.known(), self.now_ms)
-        for attempt in self.attempts.values():
-            self.detector.observe(attempt, self.now_ms)
+        for job, attempt in self.attempts.items():
+            age_ms = self.now_ms - self.started_ms[job]
+            self.detector.observe(msgspec.structs.replace(attempt, age_ms=age_ms), self.now_ms)
         if self.incident:
             self.detector.observe(IncidentKnown(self.incident), self.now_ms)
 
@@ -181,6 +188,7 @@ class Bed:
         """An attempt runs with a member on each node."""
         known = AttemptKnown(job, attempt, len(on), hang_after_ms, on)
         self.attempts[job] = known
+        self.started_ms[job] = self.now_ms
         self.detector.observe(known, self.now_ms)
 
     def step(

@@ -226,6 +226,7 @@ class Cell:
         incarnation: int = 1,
         boot: str = "boot-1",
         nics: Sequence[str] = (),
+        unlinked: Sequence[str] = (),
     ) -> None:
         """An agent attaches."""
         inventory = common_pb2.Inventory(
@@ -235,7 +236,7 @@ class Cell:
             devices=[
                 common_pb2.Device(index=i, model="H100", uuid=f"{node}-{i}") for i in range(devices)
             ],
-            nics=[common_pb2.Nic(name=name, up=True) for name in nics],
+            nics=[common_pb2.Nic(name=name, up=name not in unlinked) for name in nics],
             boot_id=boot,
         )
         kind = reports_pb2.NodeAttached(inventory=inventory)

@@ -194,12 +194,38 @@ def test_a_stall_over_a_faulty_nic_is_the_networks() -> None:
     cell.verdict(nic(FAULTY))
     cell.step()
     assert cell.state("a") == "running"  # One of two is down: it may go on.
-    cell.verdict(verdicts_pb2.JobHung(job="a", attempt=1))
+    cell.verdict(verdicts_pb2.JobHung(job="a", attempt=1, node="n1", nic="ib0"))
     cell.step()
     assert (cell.attempt("a").stop_cause, cell.attempt("a").stop_next) == (
         Cause.NIC_FAULT,
         JobNext.QUEUED,
     )
+
+
+@pytest.mark.parametrize(
+    "port",
+    [("", ""), ("n1", "ib1"), ("n9", "ib0")],
+    ids=["no port", "a port that works", "a port of nobody"],
+)
+def test_a_hang_on_a_node_with_an_old_fault_is_the_programs_as_elsewhere(
+    port: tuple[str, str],
+) -> None:
+    """Blamed on the network it would be tried again for ever, and at once."""
+    cell = gang()
+    cell.verdict(nic(FAULTY))
+    cell.step()
+    cell.verdict(verdicts_pb2.JobHung(job="a", attempt=1, node=port[0], nic=port[1]))
+    cell.step()
+    assert cell.attempt("a").stop_cause is Cause.HUNG
+
+
+def test_a_program_alone_is_not_excused_by_a_port_that_is_down() -> None:
+    cell = gang(members=1)
+    cell.verdict(nic(FAULTY))
+    cell.step()
+    cell.ended("a.1.0", 1)
+    cell.step()
+    assert cell.state("a") == "failed"
 
 
 # --- devices and nics
