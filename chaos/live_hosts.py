@@ -42,10 +42,10 @@ class Hosts:
             self._address = lambda: door.address
 
     def close(self) -> None:
-        """End agents and runs, and give back what they had."""
-        for number in self.agents:
-            self.die(number)
-        self._closing.close()
+        """End agents and runs, and give back what they had. Raises TrialError."""
+        with self._closing:
+            for number in self.agents:
+                self.die(number)
 
     def add(self, number: int) -> None:
         """A host with a disk and a clock of its own, and its agent. Raises NetworkError."""

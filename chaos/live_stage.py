@@ -74,14 +74,14 @@ def _stack() -> Iterator[Stack]:
     """Three brokers and three members on free ports; ended and deleted afterwards."""
     try:
         stack = Stack.open(_STACK_FOLDER)
-        stack.up()
+        try:
+            stack.up()
+            yield stack
+        finally:
+            stack.down()
+            stack.wipe()
     except StackError as error:
         raise TrialError(str(error)) from error
-    try:
-        yield stack
-    finally:
-        stack.down()
-        stack.wipe()
 
 
 def _whole_again(stage: Stage, brokers: Stack | None) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -24,6 +26,7 @@ HOSTS_MAX: Final = 200
 RAILS_MAX: Final = 64
 # Command: the Debian package that has it.
 _TOOLS: Final = {"ip": "iproute2", "nft": "nftables", "mount": "mount"}
+_OF_A_RUN: Final = re.compile(r"tidemill-([1-9][0-9]*)-(?:hub|n[0-9]{4})")
 _COMMAND_S: Final = 30.0
 _END_WITHIN_S: Final = 5.0
 
@@ -42,6 +45,18 @@ def missing(*, user: int, which: Callable[[str], str | None] = shutil.which) -> 
     return ""
 
 
+def sweep() -> list[str]:
+    """Remove what runs left that were killed before they could: namespaces that name a process which is gone."""
+    left = []
+    for line in _run("ip", "netns", "list").stdout.splitlines():
+        found = _OF_A_RUN.fullmatch(line.split()[0])
+        if found and not Path("/proc", found[1]).exists():
+            left.append(found[0])
+            _remove(found[0])
+            _run("umount", "--lazy", found[0])  # Its disk, mounted under its name.
+    return left
+
+
 class Network:
     """All of one run, from `__enter__` to `__exit__`, which ends what lives in its namespaces and removes them."""
 
@@ -53,10 +68,11 @@ class Network:
         self._made: list[str] = []
 
     def __enter__(self) -> Self:
-        """Make the hub. Raises NetworkError."""
+        """Make the hub, where killed runs have left nothing. Raises NetworkError."""
         why = missing(user=os.geteuid())
         if why:
             raise NetworkError(why)
+        sweep()
         try:
             self._make(self.hub)
             self._batch(self.hub, _hub_lines(self.rails))
@@ -83,8 +99,7 @@ class Network:
     def remove(self) -> None:
         """End what lives there, and take everything away; what is gone already is no error."""
         for name in reversed(self._made):
-            _end_all_in(name)
-            _run("ip", "netns", "delete", name)
+            _remove(name)
         self._made.clear()
 
     # --- names
@@ -187,6 +202,11 @@ def _table(nic: str) -> str:
 def _rule(nic: str, way: str) -> str:
     hook, side = ("output", "oifname") if way == "up" else ("input", "iifname")
     return f'chain {way} {{ type filter hook {hook} priority 0; {side} "{nic}" drop; }}\n'
+
+
+def _remove(name: str) -> None:
+    _end_all_in(name)
+    _run("ip", "netns", "delete", name)
 
 
 def _end_all_in(name: str) -> None:

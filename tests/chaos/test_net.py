@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.net import CONTROL, HUB_ADDRESS, Network, NetworkError, missing
+from chaos.net import CONTROL, HUB_ADDRESS, Network, NetworkError, missing, sweep
 from chaos.net_clock import SteppedClock
 from chaos.net_disk import Disk
 from chaos.net_door import Door
@@ -145,6 +145,23 @@ def test_nothing_is_left_of_a_network(network: Make) -> None:
     assert namespaces_named(net.hub.removesuffix("hub")) == []
     ours = {path.name for path in Path("/sys/class/net").iterdir()} & {"ib0", CONTROL, "n0ib0"}
     assert not ours, "they never were this machine's"
+
+
+def test_what_a_killed_run_left_is_swept_away_and_nothing_else(
+    namespaces: None, tmp_path: Path
+) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    killed, living = f"tidemill-{gone.pid}-n0000", f"tidemill-{os.getpid()}-n0000"
+    for name in (killed, living):
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        Disk(tmp_path / "disk", name=killed, mib=1)
+        assert sweep() == [killed]
+        assert namespaces_named(killed) == [] and len(namespaces_named(living)) == 1
+        assert not (tmp_path / "disk").is_mount()
+    finally:
+        subprocess.run(["ip", "netns", "delete", living], check=True)
 
 
 def test_interfaces_are_named_as_the_inventory_takes_them(network: Make) -> None:
