@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from chaos import live, scenarios
-from chaos.live_acts import ACTS, NEEDS_NETWORK, NEEDS_STACK
+from chaos.live_acts import ACTS, NEEDS_NETWORK, NEEDS_STACK, Stage
+from chaos.live_hosts import Hosts
 from chaos.live_stage import obstacle, stack_of
+from services.runtime.trial import TrialCell
 
 pytestmark = pytest.mark.timeout(400)
 WITHIN_S = 120.0
@@ -84,3 +87,18 @@ def test_brokers_are_not_struck_where_there_are_none() -> None:
     assert obstacle(scenarios.load("one-of-three"), "embedded") == (
         "kill broker, kill etcd, pause broker, pause etcd, restart broker needs real brokers: --stack local"
     )
+
+
+def test_a_fault_that_lasts_is_undone_in_time_and_all_others_at_the_end() -> None:
+    stage = Stage(cast("TrialCell", None), cast("Hosts", None), None)
+    undone: list[str] = []
+    stage.later(0, lambda: undone.append("stays"))
+    stage.later(1, lambda: undone.append("short"))
+    stage.later(600_000, lambda: undone.append("long"))
+    ends = time.monotonic() + WITHIN_S
+    while not undone:
+        assert time.monotonic() < ends
+        stage.undo_due()
+    assert undone == ["short"]
+    stage.heal()
+    assert undone == ["short", "stays", "long"]
