@@ -103,6 +103,7 @@ class Service:
             gate = Gate(
                 TokensFile(keys.tokens, self._cell.clock, troubled=self._tokens_troubled).grantees,
                 cell_key=keys.cell_key,
+                mono_ms=self._cell.clock.monotonic_ms,
                 counted=metrics.called,
                 refuse_all=lambda: _DRAINING if self._draining else None,
             )

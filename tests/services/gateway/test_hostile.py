@@ -9,9 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from services.gateway.gate import CALLS_PER_PEER_MAX, METADATA_BYTES_MAX, RECEIVE_BYTES_MAX, Gate
+from services.gateway.gate import METADATA_BYTES_MAX, RECEIVE_BYTES_MAX
 from services.gateway.pending import MARGIN_MAX_MS
-from services.gateway.refusal import Refusal
 from services.gateway.service import check_listen
 from services.gateway.settings import GatewaySettings
 from services.runtime.settings import SettingsError
@@ -300,20 +299,6 @@ async def test_an_agent_that_talks_nonsense_loses_its_stream_and_no_other_does(
 
 
 # --- limits and addresses
-
-
-def test_one_address_holds_only_so_many_calls_and_others_are_not_held_up() -> None:
-    gate = Gate(dict, cell_key=b"k" * 32, counted=lambda *_: None, refuse_all=lambda: None)
-    held = [gate.counting(f"ipv4:10.0.0.1:{port}") for port in range(CALLS_PER_PEER_MAX)]
-    for call in held:
-        call.__enter__()
-    with pytest.raises(Refusal) as caught, gate.counting("ipv4:10.0.0.1:9"):
-        pass
-    with gate.counting("ipv4:10.0.0.2:9"):
-        pass
-    for call in held:
-        call.__exit__(None, None, None)
-    assert (caught.value.code, gate._calls) == ("too_many_calls", {})
 
 
 @pytest.mark.parametrize(
