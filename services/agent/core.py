@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.agent import messages as m
+from services.agent.failures import Failure, Failures
 from services.agent.fencing import Lease, Now, Stamp
 from services.agent.journal import Journal
 from services.agent.orders import DesiredSet, Order, follow
@@ -49,6 +50,8 @@ class AgentCore:
         restored = bool(state.orders or state.entries or state.sequence)
         sequence = state.sequence + SKIPPED_AT_RESTART if restored else 0
         self.outbox = Outbox(state.reports, sequence=sequence)
+        same_boot = state.boot_id == inventory.boot_id
+        self._failures = Failures(state.failures if same_boot else ())
         self._standing = Standing(state.incarnation)
         self._connected = False
         self._attach_sent = False
@@ -70,9 +73,10 @@ class AgentCore:
             outbox=self.outbox,
             actions=self._actions,
             claim=self._claim,
+            fail=self._fail,
         )
         self._runs.follow(self.orders)
-        if state.boot_id != inventory.boot_id:
+        if not same_boot:
             self._runs.reboot(now)
 
     # --- the way in
@@ -126,8 +130,7 @@ class AgentCore:
             case m.Tick():
                 self._beat(now)
             case m.BeatAcked(sequence=sequence):
-                if stamp := self.lease.acknowledge(sequence):
-                    self._actions.append(m.Renew(stamp))
+                self._acknowledged(sequence)
             case m.ReportAcked(sequence=sequence):
                 if self.outbox.acknowledge(sequence):
                     self._journal.change()
@@ -147,6 +150,12 @@ class AgentCore:
             case _:
                 self._take_cell(event, now)
                 self._runs.stir()
+
+    def _acknowledged(self, beat: int) -> None:
+        if stamp := self.lease.acknowledge(beat):
+            self._actions.append(m.Renew(stamp))
+        if self._failures.heard(beat):
+            self._journal.change()
 
     def _take_cell(self, event: m.CellEvent | m.Quit, now: Now) -> None:
         match event:
@@ -171,6 +180,8 @@ class AgentCore:
         self._standing.attached = True
         self._beat_every_ms = event.beat_every_ms or self.settings.beat_every_ms
         self._beat_due_ms = now.mono_ms
+        # Before the ends that free these devices.
+        self._actions += map(self._signal, self._failures.tell(self.lease.sequence))
         self._actions += [m.SendReport(report) for report in self.outbox.waiting()]
         self._beat(now)
 
@@ -249,6 +260,7 @@ class AgentCore:
             orders=tuple(self.orders.values()),
             entries=tuple(self._runs.table.values()),
             reports=self.outbox.waiting(),
+            failures=self._failures.waiting(),
         )
 
     def _beat(self, now: Now) -> None:
@@ -267,3 +279,14 @@ class AgentCore:
         if self._standing.attached:
             self._actions.append(m.SendReport(report))
         return report.sequence
+
+    def _fail(self, device: int, message: str, now: Now) -> None:
+        failure = Failure(device, message, now.wall_ms)
+        attached = self._standing.attached
+        self._failures.add(failure, told_after=self.lease.sequence if attached else None)
+        self._journal.change()
+        if attached:
+            self._actions.append(self._signal(failure))
+
+    def _signal(self, failure: Failure) -> m.SendProbeFailed:
+        return m.SendProbeFailed(self.incarnation, failure.at_ms, failure.device, failure.message)

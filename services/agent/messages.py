@@ -241,7 +241,7 @@ class SendAck(Message):
 
 
 class SendProbeFailed(Message):
-    """A device must not be granted again. Telemetry: lost when no stream is open."""
+    """A device must not be granted again. Said anew after each attach until a later beat is acknowledged."""
 
     incarnation: int
     at_ms: int

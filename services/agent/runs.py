@@ -50,7 +50,10 @@ class Standing:
 
 
 class Runs:
-    """All runs of one node. `actions` is where to put what must be done; `claim` reports and answers the sequence."""
+    """All runs of one node. `actions` is where to put what must be done.
+
+    `claim` reports and answers the sequence; `fail` tells of a device that must not be granted again.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Runs:
         outbox: Outbox,
         actions: list[m.Action],
         claim: Callable[[RunBegan | RunFinished, Now], int],
+        fail: Callable[[int, str, Now], None],
     ) -> None:
         self.table: dict[RunId, Entry] = {entry.run: entry for entry in entries}
         # Of a restored table: entries of which nothing was said yet.
@@ -79,6 +83,7 @@ class Runs:
         self._outbox = outbox
         self._actions = actions
         self._claim = claim
+        self._fail = fail
         # What the table does not keep: versions to wait for, times to act at, asks written, launches at hand.
         self._needs: dict[RunId, int] = {}
         self._due: dict[RunId, int] = {}
@@ -196,10 +201,7 @@ class Runs:
                 if now.mono_ms >= self._due.get(entry.run, 0):
                     self._kill(entry, now)
             case Phase.PROBING:
-                if now.mono_ms >= self._due.get(entry.run, 0):
-                    held = [grant.index for grant in entry.order.devices]
-                    silent = tuple((index, "no answer to a probe in time") for index in held)
-                    self._probed(entry, silent, now)
+                self._await_probe(entry, now)
             case Phase.ENDED:
                 if self._standing.confirmed and entry.run not in self._orders:
                     self._drop(entry)
@@ -291,20 +293,26 @@ class Runs:
         several = len(entry.order.devices) > 1
         if ending.signal == SIGKILL and several and entry.phase is not Phase.PROBING:
             self._put(replace(entry, phase=Phase.PROBING, ending=ending))
-            self._due[entry.run] = now.mono_ms + self._settings.probe_ms
-            devices = tuple(grant.index for grant in entry.order.devices)
-            self._actions.append(m.Probe(entry.run, devices))
             return
         self._finish(entry, ending, now)
+
+    def _await_probe(self, entry: Entry, now: Now) -> None:
+        """Ask once, again after a restart; a device that is silent for too long has failed."""
+        held = tuple(grant.index for grant in entry.order.devices)
+        due_ms = self._due.get(entry.run)
+        if due_ms is None:
+            self._due[entry.run] = now.mono_ms + self._settings.probe_ms
+            self._actions.append(m.Probe(entry.run, held))
+        elif now.mono_ms >= due_ms:
+            silent = tuple((index, "no answer to a probe in time") for index in held)
+            self._probed(entry, silent, now)
 
     def _probed(self, entry: Entry, failures: tuple[tuple[int, str], ...], now: Now) -> None:
         if entry.phase is not Phase.PROBING or entry.ending is None:
             return
         self._due.pop(entry.run, None)
-        self._actions += [
-            m.SendProbeFailed(self._standing.incarnation, now.wall_ms, device, message)
-            for device, message in failures
-        ]
+        for device, message in failures:
+            self._fail(device, message, now)
         self._finish(entry, entry.ending, now)
 
     def _finish(self, entry: Entry, ending: Ending, now: Now) -> None:

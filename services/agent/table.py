@@ -9,6 +9,7 @@ from enum import StrEnum, unique
 
 import msgspec
 
+from services.agent.failures import Failure
 from services.agent.orders import Order, Position
 from services.agent.outbox import Report
 from statemachines.values import Evidence, RunId
@@ -75,3 +76,5 @@ class AgentState(msgspec.Struct, frozen=True):
     orders: tuple[Order, ...] = ()
     entries: tuple[Entry, ...] = ()
     reports: tuple[Report, ...] = ()
+    # Of this boot.
+    failures: tuple[Failure, ...] = ()

@@ -286,6 +286,84 @@ def test_a_probe_without_answer_fails_the_devices_and_does_not_hold_the_end_for_
     assert R in node.ends()
 
 
+def fenced_with_a_failed_device(node: Node) -> None:
+    """Cut off, the run dies, and device 1 does not answer: all of it while nobody can be told."""
+    node.say(node.desire(order(R, devices=devices(2))))
+    node.say(m.Disconnected())
+    node.failing = ((1, "no answer"),)
+    node.say(node.end(R, signal=9))
+
+
+def test_a_device_that_failed_while_nobody_listened_is_told_before_the_end_that_frees_it(
+    node: Node,
+) -> None:
+    fenced_with_a_failed_device(node)
+    assert node.sent(m.SendProbeFailed) == []
+    before = len(node.done)
+    node.attach()
+    told = [type(each) for each in node.done[before:]]
+    assert told.index(m.SendProbeFailed) < told.index(m.SendReport)
+
+
+def test_a_failed_device_is_told_after_each_attach_until_a_later_beat_is_acknowledged(
+    node: Node,
+) -> None:
+    fenced_with_a_failed_device(node)
+    node.crash()
+    node.say(m.Connected())
+    node.say(m.Welcomed("c", 2_000))
+    node.say(m.Disconnected())
+    node.attach()
+    assert [sent.device for sent in node.sent(m.SendProbeFailed)] == [1, 1]
+    node.say(m.Disconnected())
+    node.attach()
+    assert len(node.sent(m.SendProbeFailed)) == 2
+    assert node.disk is not None
+    assert node.disk.failures == ()
+
+
+def test_a_beat_from_before_says_nothing_of_a_failed_device(node: Node) -> None:
+    node.say(node.desire(order(R, devices=devices(2))))
+    node.wait(2_000)
+    node.failing = ((1, "no answer"),)
+    before = node.beats()[-1].sequence
+    node.say(node.end(R, signal=9))
+    node.say(m.BeatAcked(before))
+    node.say(m.Disconnected())
+    node.attach()
+    assert len(node.sent(m.SendProbeFailed)) == 2
+
+
+def test_a_failed_device_is_told_as_the_incarnation_that_tells_it(node: Node) -> None:
+    fenced_with_a_failed_device(node)
+    node.say(m.Connected())
+    node.say(m.Refused("lost", "", 2))
+    node.say(m.Disconnected())
+    node.attach()
+    assert [sent.incarnation for sent in node.sent(m.SendProbeFailed)] == [2]
+
+
+def test_another_boot_has_other_devices(node: Node) -> None:
+    fenced_with_a_failed_device(node)
+    node.inventory = replace(node.inventory, boot_id="boot-2")
+    node.stamp = None
+    node.crash()
+    node.attach()
+    assert node.sent(m.SendProbeFailed) == []
+
+
+def test_an_agent_that_died_while_it_probed_probes_again(node: Node) -> None:
+    node.say(node.desire(order(R, devices=devices(2))))
+    for action in node.feed(node.end(R, signal=9)):
+        if isinstance(action, m.Persist):
+            node.act(action)  # That it probes is on disk; the agent dies before the answer.
+    node.crash()
+    node.attach()
+    assert node.sent(m.Probe) == [m.Probe(R, (0, 1))] * 2
+    assert node.sent(m.SendProbeFailed) == []
+    assert R in node.ends()
+
+
 def test_a_clean_exit_needs_no_probe(node: Node) -> None:
     node.say(node.desire(order(R, devices=devices(8))))
     node.say(node.end(R))

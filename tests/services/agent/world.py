@@ -52,6 +52,8 @@ class Node:
         self.stamp: Stamp | None = None
         self.disk_full = False
         self.inventory = INVENTORY
+        # Devices that no longer answer a probe.
+        self.failing: tuple[tuple[int, str], ...] = ()
         self.alive: set[str] = set()
         self.ever: list[str] = []
         self.done: list[m.Action] = []
@@ -91,7 +93,7 @@ class Node:
                     return [self.end(run, signal=9)]
                 return [m.Reaped(run)]
             case m.Probe(run=run):
-                return [m.Probed(run)]
+                return [m.Probed(run, self.failing)]
             case _:
                 pass
         return []
