@@ -1,4 +1,4 @@
-"""Simulated submitters: they submit under one request id until they are answered, and remember what they were promised."""
+"""Simulated submitters: they submit under one request id until they are told the decision, and remember what they were promised."""
 
 from __future__ import annotations
 
@@ -97,6 +97,9 @@ class Clients:
             return
         assert isinstance(answer, jobs.SubmitJobResponse), "what SubmitJob answers"
         assert answer.job == wanted.job, f"{answer.job} is not {wanted.job}"
+        if answer.status == jobs.SUBMIT_STATUS_DURABLE:
+            self._again(wanted)  # It will be decided, for it or against it.
+            return
         wanted.acknowledged = True
         wanted.answers += 1
 
@@ -135,11 +138,13 @@ def make_job(chance: random.Random, number: int, *, nodes: int, devices_max: int
         failover=chance.random() < 0.3,
         hangs_at_step=steps // 3 if trains and chance.random() < 0.05 else 0,
         crash_loop=chance.choice([1, 2, 30]) if chance.random() < 0.05 else 0,
+        loads_wrong=trains and chance.random() < 0.05,
     )
+    limit_ms = chance.choice([20_000, 60_000]) if chance.random() < 0.05 else 0
     return job_of(
         number, program, members=members, devices=devices, queue=SMALL if small else "default",
         priority=chance.choice([0, 0, 0, 1, 5]), overlap_safe=trains and chance.random() < 0.5,
-        hang_after_ms=60_000 if trains else 0,
+        hang_after_ms=60_000 if trains else 0, max_run_ms=limit_ms,
     )  # fmt: skip
 
 
@@ -155,6 +160,7 @@ def job_of(
     hang_after_ms: int = 0,
     fence_after_ms: int = 20_000,
     stalled_max: int = 20,
+    max_run_ms: int = 0,
 ) -> Wanted:
     """The request for a job that runs the program."""
     need = common_pb2.Resources(cpu_milli=1000, devices=devices)
@@ -166,6 +172,7 @@ def job_of(
         grace_ms=5_000,
         fence_after_ms=fence_after_ms,
         hang_after_ms=hang_after_ms,
+        max_run_ms=max_run_ms,
         retry=common_pb2.RetryPolicy(max_attempts=50, max_attempts_without_progress=stalled_max),
         roles=[common_pb2.Role(name="worker", count=members, resources=need)],
     )

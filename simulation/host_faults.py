@@ -228,6 +228,13 @@ def cordon(world: World, fault: Fault) -> None:
     after(world, fault, lambda: world.clients.ask(fleet.UncordonNodeRequest(node=node)))
 
 
+def confirm_dead(world: World, _fault: Fault) -> None:
+    """Somebody has looked, and vouches for every machine that is off; the cell may know better."""
+    for host in world.hosts:
+        if host.dead:
+            world.clients.ask(fleet.ConfirmNodeDeadRequest(node=host.name, message="it is off"))
+
+
 def cancel_a_job(world: World, fault: Fault) -> None:
     """Its owner does not want it any more."""
     job = _a_job(world, fault)
@@ -277,6 +284,7 @@ HOST_FAULTS: Final[Mapping[str, Act]] = {
     "fails under load": fails_under_load,
     "drain": drain,
     "cordon": cordon,
+    "confirm dead": confirm_dead,
     "cancel a job": cancel_a_job,
     "requeue a job": requeue_a_job,
     "hold a job": hold_a_job,

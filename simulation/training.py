@@ -46,6 +46,8 @@ class Program(msgspec.Struct, frozen=True):
     crash_loop: int = 0
     # Of its saves, each so many-th outlives the host of rank 0; the others are on that host alone.
     remote_every: int = 1
+    # Loads another step than it was told to, where there is one.
+    loads_wrong: bool = False
 
     @property
     def trains(self) -> bool:
@@ -273,8 +275,9 @@ class Reporter:
     def resumed(self, gang: Gang) -> None:
         """The receipt."""
         point = gang.resume
+        step = point.step - 1 if gang.program.loads_wrong and point.step else point.step
         self._say(gang, resumed=reports_pb2.Resumed(
-            job=gang.job, attempt=gang.attempt, step=point.step, uri=point.uri, manifest=point.manifest
+            job=gang.job, attempt=gang.attempt, step=step, uri=point.uri, manifest=point.manifest
         ))  # fmt: skip
 
     def load_failed(self, gang: Gang) -> None:
