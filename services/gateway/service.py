@@ -101,7 +101,7 @@ class Service:
             metrics = Metrics(self._telemetry.registry)
             driver = self._driver(stack, keys, metrics)
             gate = Gate(
-                TokensFile(keys.tokens, self._cell.clock, troubled=self._tokens_troubled).grantees,
+                self._tokens(keys).grantees,
                 cell_key=keys.cell_key,
                 mono_ms=self._cell.clock.monotonic_ms,
                 counted=metrics.called,
@@ -130,6 +130,12 @@ class Service:
         except TokensError as error:
             raise SettingsError(str(error)) from error
         return CellKeys(cell_key, tokens, keys.admin_token, keys.node_token)
+
+    def _tokens(self, keys: CellKeys) -> TokensFile:
+        try:
+            return TokensFile(keys.tokens, self._cell.clock, troubled=self._tokens_troubled)
+        except TokensError as error:
+            raise SettingsError(str(error)) from error
 
     def _driver(self, stack: AsyncExitStack, keys: CellKeys, metrics: Metrics) -> Driver:
         """Recover the state, and the driver over it. Raises PortError, UnknownFactError."""

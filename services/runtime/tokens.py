@@ -147,16 +147,19 @@ class CellKeys(msgspec.Struct, frozen=True):
 def prepare_keys(directory: Path) -> CellKeys:
     """Make what the cell's directory lacks of key, tokens and tokens file; what is there stays as it is.
 
-    Safe to call from several processes at once, and after a crash between any two files.
+    Safe to call from several processes at once, and after a crash of the machine at any moment. Raises TokensError for a
+    secret that is there and is none.
     """
     keys = directory / KEYS_DIRECTORY
     keys.mkdir(mode=0o700, parents=True, exist_ok=True)
     tokens = directory / TOKENS_FILE
-    cell_key = bytes.fromhex(_made_once(keys / CELL_KEY_FILE))
+    key = keys / CELL_KEY_FILE
+    _create(key, secrets.token_hex(32) + "\n")
+    cell_key = read_key(key)
     admin, node = directory / ADMIN_TOKEN_FILE, keys / NODE_TOKEN_FILE
     lines = [
-        token_line(_made_once(admin), Grantee("user:admin", frozenset({Role.ADMIN}))),
-        token_line(_made_once(node), Grantee("service:agent", frozenset({Role.NODE}))),
+        token_line(_token(admin), Grantee("user:admin", frozenset({Role.ADMIN}))),
+        token_line(_token(node), Grantee("service:agent", frozenset({Role.NODE}))),
     ]
     _create(tokens, "# sha256(token) principal roles [nodes=A,B]\n" + "".join(lines))
     return CellKeys(cell_key, tokens, admin, node)
@@ -171,24 +174,40 @@ def read_key(path: Path) -> bytes:
             f"{path}: no key can be read ({error}); want 64 hex characters"
         ) from error
     if len(key) != 32:
-        raise TokensError(f"{path}: the key has {len(key)} bytes, not 32")
+        raise TokensError(
+            f"{path}: the key has {len(key)} bytes, not 32. Restore the file; without it every job token is void: "
+            "delete it to have another key made"
+        )
     return key
 
 
-def _made_once(path: Path) -> str:
-    """The secret in the file, which is made if it does not exist."""
+def _token(path: Path) -> str:
+    """The token in the file, which is made if it does not exist; raises TokensError."""
     _create(path, secrets.token_hex(32) + "\n")
-    return path.read_text("ascii").strip()
+    token = path.read_text("utf-8").strip()
+    if not token:
+        raise TokensError(
+            f"{path} holds no token. Restore it, or delete it and the file `{TOKENS_FILE}`: both are made anew"
+        )
+    return token
 
 
 def _create(path: Path, content: str) -> None:
-    """Whole or not at all, readable by the owner alone; an existing file wins."""
+    """Whole and durable or not at all, readable by the owner alone; an existing file wins."""
     if path.exists():
         return
     with _private_file(path) as scratch:
-        scratch.write_text(content)
+        with scratch.open("w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # Else a power cut leaves the name, and nothing in it.
         with contextlib.suppress(FileExistsError):
             os.link(scratch, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 @contextlib.contextmanager

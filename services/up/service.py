@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from services.runtime.exits import FINAL, ExitCode
 from services.runtime.settings import CellSettings, SettingsError, load
-from services.runtime.tokens import prepare_keys
+from services.runtime.tokens import CellKeys, TokensError, prepare_keys
 from services.up.children import Children, Command, exit_text, monotonic_ms, service
 from services.up.supervision import Again, Supervision
 
@@ -87,12 +87,19 @@ def _only_one(path: Path) -> TextIO:
     return lock
 
 
+def _prepared(settings: UpSettings) -> CellKeys:
+    try:
+        return prepare_keys(settings.home)
+    except TokensError as error:
+        raise SettingsError(str(error)) from error
+
+
 class _Up:
     """One run of a cell."""
 
     def __init__(self, settings: UpSettings) -> None:
         self._settings = settings
-        self._keys = prepare_keys(settings.home)
+        self._keys = _prepared(settings)
         self._listen = _kept_address(settings.listen)
         self._commands = {command.name: command for command in commands(settings, self._listen)}
         self._children = Children(os.environ)

@@ -17,6 +17,7 @@ from services.gateway.service import forget_address, write_address
 from services.gateway.settings import GatewaySettings
 from services.runtime.ids import blob_digest
 from services.runtime.ports import Outgoing, PortError, Publisher
+from services.runtime.settings import SettingsError
 from services.runtime.tokens import prepare_keys
 from services.runtime.wiring import EmbeddedCell
 from tests.services.gateway.served import WITHIN_S, Leader, Served, as_, details, read, serving
@@ -437,6 +438,13 @@ async def test_a_tokens_file_that_is_broken_changes_nothing(served: Served) -> N
     stamp = asyncio.get_running_loop().time()
     while asyncio.get_running_loop().time() < stamp + 1.2:
         await served.fleet.GetCell(fleet.GetCellRequest(), **BOB)
+
+
+async def test_a_gateway_does_not_start_on_a_tokens_file_that_is_broken(tmp_path: Path) -> None:
+    prepare_keys(tmp_path).tokens.write_text("user:alice what is this\n")
+    with pytest.raises(SettingsError, match="line 1"):
+        async with serving(tmp_path):
+            pass
 
 
 # --- weather

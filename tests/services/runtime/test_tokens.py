@@ -116,6 +116,15 @@ def test_nothing_half_written_is_left_behind(tmp_path: Path) -> None:
     assert names == ["cell.key", "node.token", "token", "tokens"]
 
 
+@pytest.mark.parametrize("name", ["keys/cell.key", "keys/node.token", "token"])
+@pytest.mark.parametrize("left", ["", "\n"])
+def test_a_secret_that_was_lost_is_not_taken_for_one(tmp_path: Path, name: str, left: str) -> None:
+    prepare_keys(tmp_path)
+    (tmp_path / name).write_text(left)
+    with pytest.raises(TokensError, match=name):
+        prepare_keys(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "zz", "00" * 31, "00" * 33])
 def test_a_key_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "key"
