@@ -200,7 +200,9 @@ class Sessions:
 
     def joined(self, node: NodeId) -> None:
         """A node has an inventory, and may have a new address: its gangs' members are told."""
-        usage = self._cluster.usage[node]
+        usage = self._cluster.usage.get(node)
+        if usage is None:
+            return  # A later fact of the same entry removed it.
         for run in usage.runs:
             self.touched(nodes_of(self._cluster, run))
 

@@ -10,7 +10,8 @@ from services.gateway.sessions import LOG_FRESH_MS, RESEND_MS, AttachStream
 from services.runtime.desired import applied, set_digest
 from services.runtime.ports import Outgoing
 from services.runtime.tokens import check_job_token
-from tests.services.gateway.world import AGENT, CELL, KEY, World, beat, began, inventory
+from tests.services.gateway.world import AGENT, CELL, KEY, ROOT, World, beat, began, inventory
+from tidemill.v1 import fleet_service_pb2 as fleet
 from tidemill.v1 import job_service_pb2 as jobs
 from tidemill.v1 import node_service_pb2 as wire
 from tidemill.v1 import reports_pb2
@@ -214,6 +215,21 @@ def test_a_node_that_comes_back_with_another_address_changes_its_gangs_orders(
     world.settle()
     addresses = {order.master_address for each in world.desired(stream) for order in each.changed}
     assert addresses == {"elsewhere"}
+
+
+def test_a_node_that_joins_and_is_removed_in_one_entry_ends_no_gateway(
+    world: World, stream: AttachStream
+) -> None:
+    world.change(fleet.CordonNodeRequest(node="n1"), ROOT)
+    world.settle()
+    world.attach("n1", incarnation=2, stream=stream)
+    call = world.change(fleet.RemoveNodeRequest(node="n1"), ROOT)
+    world.store()
+    before = len(world.log)
+    world.decide(order=("reports", "requests"))
+    world.show()
+    assert isinstance(world.answers[call], fleet.RemoveNodeResponse)
+    assert (len(world.log) - before, dict(world.gateway.cluster.nodes)) == (1, {})
 
 
 # --- lost and back

@@ -138,10 +138,10 @@ class World:
         self.collect()
         return done
 
-    def decide(self) -> None:
-        """The leader decides what is stored; its entries reach the log."""
+    def decide(self, order: Sequence[str] = INPUTS) -> None:
+        """The leader decides what is stored, topic by topic; its entries reach the log."""
         inputs: list[InputRecord] = []
-        for topic in INPUTS:
+        for topic in order:
             records = [record for record in self.stored if record.topic == topic]
             start, self._taken[topic] = self._taken[topic], len(records)
             inputs += [
