@@ -24,7 +24,7 @@ array, one thing an object, what follows (`-w`, `-f`) one object a line. Numbers
 the epoch. `NO_COLOR` is honoured; nothing moves outside a terminal. Ids may be cut short as long as they are unique, and
 every job has a number too. Ctrl-C detaches; jobs go on.
 
-Which cell: `--gateway` (`HOST:PORT`, or several with commas between: one that answers is used), else `TIDEMILL_GATEWAY` with `TIDEMILL_TOKEN`, else a context of
+Which cell: `--gateway` (`HOST:PORT`, or several with commas between: one that answers is used), else `TIDEMILL_GATEWAY` with `TIDEMILL_TOKEN` and `TIDEMILL_CA`, else a context of
 `~/.config/tidemill/config.toml` (`--context`, `TIDEMILL_CONTEXT`, or its `current`), else the embedded cell of this
 machine (`--cell`, `TIDEMILL_CELL`, or the only one). A token is only sent to the gateway it was found with.
 

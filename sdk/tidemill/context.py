@@ -48,7 +48,8 @@ def discover(
     if not (context or cell):
         if env.get("TIDEMILL_GATEWAY"):
             found = token or env.get("TIDEMILL_TOKEN", "")
-            return Context(env["TIDEMILL_GATEWAY"], found, "TIDEMILL_GATEWAY")
+            ca = env.get("TIDEMILL_CA", "")
+            return Context(env["TIDEMILL_GATEWAY"], found, "TIDEMILL_GATEWAY", ca)
         context = env.get("TIDEMILL_CONTEXT", "")
         cell = env.get("TIDEMILL_CELL", "")
     configured = None if cell else _from_config(context, env)

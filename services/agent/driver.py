@@ -386,7 +386,7 @@ class Driver:
         match event:
             case m.Welcomed(cell=cell):
                 log.info("attached", gateway=self._link.address, cell=cell)
-                gateway = self._advertised or self._link.address
+                gateway = self._advertised or self._link.url
                 self._around = replace(self._around, cell=cell, gateway=gateway)
                 self._links.say_again()
             case m.Refused():

@@ -26,13 +26,15 @@ class Surroundings(msgspec.Struct, frozen=True):
 
     cell: str
     node: str
-    # Where trainers reach a gateway.
+    # Where trainers reach a gateway; "tls://HOST:PORT" where it speaks TLS.
     gateway: str
     inventory: Inventory
     # Checkpoints of jobs that name no place of their own, and what can load them from there.
     checkpoint_root: str
     checkpoint_reach: str
     host: Environment = ()
+    # A file with the CA certificates to trust; empty: those of the host.
+    ca: str = ""
 
 
 def host_environment(environ: Mapping[str, str]) -> Environment:
@@ -104,10 +106,12 @@ def _cuda_name(device: DeviceSpec) -> str:
 def _tidemill(order: Order, around: Surroundings, checkpoint_root: str) -> dict[str, str]:
     root = checkpoint_root or around.checkpoint_root
     reach = "cell" if checkpoint_root else around.checkpoint_reach
+    secure = around.gateway.startswith("tls://")
     return {
         "TIDEMILL_CELL": around.cell,
         "TIDEMILL_NODE": around.node,
         "TIDEMILL_GATEWAY": around.gateway,
+        "TIDEMILL_CA": around.ca if secure else "",
         "TIDEMILL_TOKEN": order.token,
         "TIDEMILL_JOB": order.job,
         "TIDEMILL_JOB_NAME": order.name,

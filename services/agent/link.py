@@ -58,6 +58,11 @@ class Link:
             (("authorization", f"Bearer {token}"),) if token else ()
         )
 
+    @property
+    def url(self) -> str:
+        """The gateway of this turn, as clients name it."""
+        return f"tls://{self.address}" if self._ca else self.address
+
     async def turn(self) -> None:
         """Use the next gateway from now on."""
         await self.close()

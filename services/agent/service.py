@@ -97,7 +97,10 @@ class AgentServiceSettings(CellSettings, frozen=True, kw_only=True):
     ] = ()
     job_gateway: Annotated[
         str,
-        Meta(description="Gateway that trainers are told; empty: the one that the agent uses"),
+        Meta(
+            description="Gateway that trainers are told, tls://HOST:PORT where it speaks TLS; "
+            "empty: the one that the agent uses"
+        ),
     ] = ""
     checkpoint_root: Annotated[
         str,
@@ -273,4 +276,5 @@ def _surroundings(settings: AgentServiceSettings, node: str, inventory: Inventor
         checkpoint_root=root,
         checkpoint_reach=reach,
         host=host_environment(os.environ),
+        ca=str(Path(settings.ca).absolute()) if settings.ca else "",
     )

@@ -121,8 +121,8 @@ class FakeGateway(
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Serve, on the port of the last time if there was one."""
+    def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Serve, on the port of the last time if there was one; with credentials over TLS alone."""
         server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         for add in (
             job_service_pb2_grpc.add_JobServiceServicer_to_server,
@@ -132,7 +132,10 @@ class FakeGateway(
             training_service_pb2_grpc.add_TrainingServiceServicer_to_server,
         ):
             add(self, server)
-        self.port = server.add_insecure_port(self.address)
+        if credentials is None:
+            self.port = server.add_insecure_port(self.address)
+        else:
+            self.port = server.add_secure_port(self.address, credentials)
         server.start()
         self._server = server
 

@@ -48,6 +48,8 @@ class Identity:
     node: str = ""
     gateway: str = ""
     token: str = ""
+    # A file with the CA certificates to trust; empty: plain text, or the system's for "tls://".
+    ca: str = ""
     resume: ResumePoint = ResumePoint()
     # This attempt's own prefix; nobody else writes below it.
     checkpoint_dir: Path = Path(DEFAULT_DIRECTORY)
@@ -97,6 +99,7 @@ def read_identity(
         node=env.get("TIDEMILL_NODE", ""),
         gateway=env.get("TIDEMILL_GATEWAY", "") if managed else "",
         token=env.get("TIDEMILL_TOKEN", "") if managed else "",
+        ca=env.get("TIDEMILL_CA", "") if managed else "",
         resume=_resume_point(env) if managed else ResumePoint(),
         checkpoint_dir=checkpoint_dir.absolute(),
         reach=_reach(env),

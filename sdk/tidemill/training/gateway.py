@@ -63,7 +63,9 @@ class GrpcGateway:
         }
         self._advice = training_pb.GetAdviceRequest(job=identity.job, attempt=identity.attempt)
         self._metadata = (("authorization", f"Bearer {identity.token}"),)
-        self._channel = open_channel(Context(identity.gateway, identity.token, "TIDEMILL_GATEWAY"))
+        self._channel = open_channel(
+            Context(identity.gateway, identity.token, "TIDEMILL_GATEWAY", identity.ca)
+        )
         self._stub = training_service_pb2_grpc.TrainingServiceStub(self._channel)
 
     def report_progress(self, records: Sequence[telemetry_pb.Progress]) -> None:

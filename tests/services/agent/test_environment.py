@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from services.agent.environment import (
     PASSED,
     Surroundings,
@@ -112,6 +114,15 @@ def test_of_the_agents_own_environment_a_job_gets_only_what_is_listed() -> None:
     own = {"PATH": "/bin", "TIDEMILL_AGENT_TOKEN_FILE": "/secret", "AWS_SECRET": "x", "LANG": "C"}
     assert dict(host_environment(own)) == {"PATH": "/bin", "LANG": "C"}
     assert dict(host_environment({}))["PATH"]
+
+
+def test_where_the_gateway_speaks_tls_a_run_is_told_whom_to_trust_and_elsewhere_it_is_not() -> None:
+    secure = replace(AROUND, gateway="tls://10.0.0.9:7170", ca="/etc/ca.pem")
+    plain = replace(AROUND, ca="/etc/ca.pem")
+    for around, ca in ((secure, "/etc/ca.pem"), (plain, ""), (AROUND, "")):
+        theirs = {"TIDEMILL_CA": "/their/own"}
+        [found] = environments(order("job.1.0"), around, job=theirs, checkpoint_root="")
+        assert (dict(found)["TIDEMILL_GATEWAY"], dict(found)["TIDEMILL_CA"]) == (around.gateway, ca)
 
 
 def test_the_reference_page_lists_exactly_what_is_set() -> None:

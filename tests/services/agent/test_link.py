@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,11 @@ async def test_a_fetch_that_was_cancelled_is_cancelled(slow: FakeGateway) -> Non
     with pytest.raises(asyncio.CancelledError):
         await fetch
     await link.close()
+
+
+async def test_a_gateway_is_named_as_clients_name_it(tmp_path: Path) -> None:
+    def addresses() -> list[str]:
+        return ["10.0.0.9:7170"]
+
+    assert Link(addresses).url == "10.0.0.9:7170"
+    assert Link(addresses, ca=str(tmp_path / "ca.pem")).url == "tls://10.0.0.9:7170"
