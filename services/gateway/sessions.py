@@ -7,6 +7,7 @@ incarnation not lost: an agent that hears nothing fences itself, so a false ack 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -67,8 +68,10 @@ class AttachStream(Outbox):
         self.caller = caller
         self.nodes: dict[NodeId, Session] = {}
         self.reports: dict[NodeId, ReportQueue] = {}
-        self.dirty: dict[NodeId, None] = {}
-        self.beat_acks: dict[NodeId, int] = {}
+        # Both first in, first out, and in turn: no node waits for ever behind those that are busier.
+        self.dirty: OrderedDict[NodeId, None] = OrderedDict()
+        self.beat_acks: OrderedDict[NodeId, int] = OrderedDict()
+        self._set_is_next = False
         self._sessions = sessions
 
     def pull(self, now: Now) -> wire.AttachResponse | None:
@@ -76,16 +79,25 @@ class AttachStream(Outbox):
             message = super().pull(now)
             assert isinstance(message, wire.AttachResponse)
             return message
-        if self.beat_acks:
-            response = wire.AttachResponse()
-            ack = response.beat_ack
-            ack.node, ack.sequence = self.beat_acks.popitem()
-            return response
+        if self._set_is_next or not self.beat_acks:
+            update = self._next_set(now)
+            if update is not None:
+                self._set_is_next = False
+                return wire.AttachResponse(desired=update)
+        if not self.beat_acks:
+            return None
+        self._set_is_next = True
+        response = wire.AttachResponse()
+        ack = response.beat_ack
+        ack.node, ack.sequence = self.beat_acks.popitem(last=False)
+        return response
+
+    def _next_set(self, now: Now) -> wire.DesiredSet | None:
         while self.dirty and self._sessions.fresh(now):
-            node, _ = self.dirty.popitem()
+            node, _ = self.dirty.popitem(last=False)
             update = self._sessions.update(self.nodes[node], now)
             if update is not None:
-                return wire.AttachResponse(desired=update)
+                return update
         return None
 
     def too_slow(self) -> Refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.gateway.auth import Caller
+from services.gateway.beats import BATCH_MS
 from services.gateway.refusal import Refusal, Status
 from services.gateway.sessions import LOG_FRESH_MS, RESEND_MS, AttachStream
 from services.runtime.desired import applied, set_digest
@@ -14,7 +15,7 @@ from tests.services.gateway.world import AGENT, CELL, KEY, ROOT, World, beat, be
 from tidemill.v1 import fleet_service_pb2 as fleet
 from tidemill.v1 import job_service_pb2 as jobs
 from tidemill.v1 import node_service_pb2 as wire
-from tidemill.v1 import reports_pb2
+from tidemill.v1 import reports_pb2, telemetry_pb2
 
 # --- attaching
 
@@ -140,6 +141,25 @@ def test_many_changes_before_a_pull_are_one_set(world: World, stream: AttachStre
     world.admitted("r2")
     (update,) = world.desired(stream)
     assert len(update.changed) == 2
+
+
+def test_sets_and_acks_go_in_the_order_that_they_came_and_in_turn(world: World) -> None:
+    nodes = [f"n{number}" for number in range(4)]
+    stream = world.attach(*nodes)
+    world.settle()
+    world.pulled(stream)
+    for node in nodes:
+        world.say(stream, beat=telemetry_pb2.Beat(node=node, incarnation=1, sequence=1))
+    world.pass_ms(BATCH_MS)
+    world.store()
+    world.gateway.sessions.everyone()
+    world.admitted(members=4, devices=4)
+    sent = [
+        (message.beat_ack.node, message.desired.node)
+        for message in world.pulled(stream)
+        if isinstance(message, wire.AttachResponse)
+    ]
+    assert sent == [pair for node in nodes for pair in ((node, ""), ("", node))]
 
 
 def test_an_ack_of_another_digest_brings_a_full_set_after_a_pause(
