@@ -30,6 +30,7 @@ _RETRY_MS: Final = 100
 _PAUSED_MS: Final = 50
 _WRITE_MS: Final = 2
 _BITE: Final = 2
+_NEVER: Final = 1 << 62
 _BROKEN: Final = Refusal(Status.UNAVAILABLE, "connection_lost", "the connection broke; ask again")
 
 Answered = Callable[[Message | Refusal], None]
@@ -58,6 +59,8 @@ class GatewayProcess(Process):
         self._drains: dict[Outbox, Callable[[Message | None], None]] = {}
         self._waiting: list[Write] = []
         self._writing = False
+        # When the core is ticked next, and the timer for it.
+        self._tick_ms = _NEVER
         self._tick: Timer | None = None
         broker.on_record(("log",), self._woken)
 
@@ -75,7 +78,7 @@ class GatewayProcess(Process):
         self._publisher = SimPublisher(self._broker, self.point)
         self._blobs = SimBlobs(self._broker, self.point)
         self._calls, self._drains, self._waiting, self._writing = {}, {}, [], False
-        self._tick = None
+        self._tick_ms, self._tick = _NEVER, None
 
     def turn(self) -> None:
         """Follow the log; what lags reads a bite, and has not seen the end."""
@@ -110,8 +113,7 @@ class GatewayProcess(Process):
 
     def now(self) -> Now:
         """The time of an input."""
-        clock = self._clock
-        return Now(clock.wall_ms(), clock.monotonic_ms())
+        return Now(self._clock.wall_ms(), self.kernel.now_ms)
 
     # --- calls and streams
 
@@ -144,9 +146,12 @@ class GatewayProcess(Process):
         core = self.core
         if core is None:
             return
-        if not core.effects.empty:
-            self._act(*core.effects.take())
-        self._tick_when_due(core)
+        effects = core.effects
+        if effects.writes or effects.answers or effects.ready:
+            self._act(*effects.take())
+        due_ms = effects.due_ms()
+        if due_ms is not None and due_ms < self._tick_ms:
+            self._tick_at(due_ms)
 
     def _act(
         self,
@@ -202,16 +207,11 @@ class GatewayProcess(Process):
 
     # --- time
 
-    def _tick_when_due(self, core: GatewayCore) -> None:
-        due_ms = core.effects.due_ms()
-        if due_ms is None:
-            return
-        at_us, tick = due_ms * US_PER_MS, self._tick
-        if tick is not None and tick.call is not None:
-            if tick.at_us <= at_us:
-                return  # It comes earlier, and looks again.
-            tick.cancel()
-        self._tick = self.kernel.at(at_us, self._ticked)
+    def _tick_at(self, due_ms: int) -> None:
+        """A tick that comes earlier looks again."""
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick_ms, self._tick = due_ms, self.kernel.at(due_ms * US_PER_MS, self._ticked)
 
     def _ticked(self) -> None:
         if not self.up:
@@ -220,7 +220,7 @@ class GatewayProcess(Process):
             self._tick = self.kernel.after(_PAUSED_MS * US_PER_MS, self._ticked)
             return
         assert self.core is not None, "up"
-        self._tick = None
+        self._tick_ms, self._tick = _NEVER, None
         self.guarded(self._tick_core)
 
     def _tick_core(self) -> None:

@@ -35,17 +35,14 @@ class Kernel:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now_us = 0
+        # Milliseconds since the history began.
+        self.now_ms = 0
         self.events = 0
         # Bugs: what a process raised that is no weather.
         self.troubles: list[str] = []
-        self._heap: list[tuple[int, int, Timer]] = []
+        self._heap: list[tuple[int, int, Timer | Callable[[], None]]] = []
         self._sequence = 0
         self._history = hashlib.sha256()
-
-    @property
-    def now_ms(self) -> int:
-        """Milliseconds since the history began."""
-        return self.now_us // US_PER_MS
 
     def chance(self, name: str) -> random.Random:
         """A stream of chance of its own."""
@@ -64,18 +61,27 @@ class Kernel:
         """Call after a delay."""
         return self.at(self.now_us + delay_us, call)
 
+    def post(self, at_us: int, call: Callable[[], None]) -> None:
+        """As `at`, for what is not past and is never cancelled: half the work, for what happens most."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (at_us, self._sequence, call))
+
     def run_until(self, at_us: int) -> None:
         """Let everything up to and including this time happen."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= at_us:
-            when, _, timer = pop(heap)
-            call = timer.call
-            if call is not None:
-                self.now_us = when
-                self.events += 1
-                timer.call = None
-                call()
-        self.now_us = max(self.now_us, at_us)
+            when, _, due = pop(heap)
+            if type(due) is Timer:
+                call, due.call = due.call, None
+                if call is None:
+                    continue
+            else:
+                call = due
+            self.now_us, self.now_ms = when, when // US_PER_MS
+            self.events += 1
+            call()
+        if at_us > self.now_us:
+            self.now_us, self.now_ms = at_us, at_us // US_PER_MS
 
     def note(self, what: str) -> None:
         """Make something that happened part of the history's digest."""

@@ -164,12 +164,13 @@ class Host(Process):
 
     def turn(self) -> None:
         """Time passed."""
-        if self.kernel.now_ms >= self._tell_links_ms:
-            self._tell_links_ms = self.kernel.now_ms + _TELL_LINKS_MS
+        now_ms = self.kernel.now_ms
+        if now_ms >= self._tell_links_ms:
+            self._tell_links_ms = now_ms + _TELL_LINKS_MS
             for name, up in self.links.items():
                 if not up:
                     self._signal_link(name)
-        if self._line is not None and self.kernel.now_ms - self._heard_ms > _SILENT_STREAM_MS:
+        if self._line is not None and now_ms - self._heard_ms > _SILENT_STREAM_MS:
             self._disconnected()  # Keepalive: nothing has been heard for too long.
         self.feed(_TICK)
 
@@ -282,18 +283,20 @@ class Host(Process):
         """Take an event, and those that its actions cause."""
         if self.core is None:
             return
-        self._events.append(event)
         if self._handling:
+            self._events.append(event)
             return
         self._handling = True
-        now = self._now()
-        core = self.core
-        while self._events:
-            for action in core.handle(self._events.popleft(), now):
+        now, core, each = self._now(), self.core, event
+        while True:
+            for action in core.handle(each, now):
                 self.point("before action")
                 self._perform(action)
+            if not self._events:
+                break
+            each = self._events.popleft()
         self._handling = False
-        if not isinstance(event, m.BeatAcked):  # Which moves nothing nearer.
+        if type(event) is not m.BeatAcked:  # Which moves nothing nearer.
             self.wake(max(min(core.due_ms(now), _LOOK_MS), 1))
 
     def _perform(self, action: m.Action) -> None:  # noqa: C901 - one case an action
@@ -448,6 +451,5 @@ class Host(Process):
         )
 
     def _now(self) -> Now:
-        clock = self._clock
-        mono_ms = clock.monotonic_ms()
-        return Now(mono_ms, mono_ms, clock.wall_ms())
+        now_ms = self.kernel.now_ms
+        return Now(now_ms, now_ms, self._clock.wall_ms())

@@ -45,7 +45,7 @@ class Pipe(Generic[M]):
         queue.append((at_us, message))
         if not self._pumping:
             self._pumping = True
-            self._kernel.at(at_us, self._pump)
+            self._kernel.post(at_us, self._pump)
 
     def close(self) -> None:
         """Whatever is on its way is lost."""
@@ -55,12 +55,12 @@ class Pipe(Generic[M]):
     def _pump(self) -> None:
         queue, kernel = self._queue, self._kernel
         if queue and self._blocked():
-            kernel.after(_BLOCKED_US, self._pump)
+            kernel.post(kernel.now_us + _BLOCKED_US, self._pump)
             return
         now_us = kernel.now_us
         while queue and queue[0][0] <= now_us:  # Closing empties it.
             self._deliver(queue.popleft()[1])
         if queue:
-            kernel.at(queue[0][0], self._pump)
+            kernel.post(queue[0][0], self._pump)
         else:
             self._pumping = False

@@ -30,11 +30,11 @@ class SimClock:
 
     def wall_ms(self) -> int:
         """See Clock."""
-        return self._epoch_ms + self.wall_offset_ms + self._kernel.now_us // US_PER_MS
+        return self._epoch_ms + self.wall_offset_ms + self._kernel.now_ms
 
     def monotonic_ms(self) -> int:
         """See Clock."""
-        return self._kernel.now_us // US_PER_MS
+        return self._kernel.now_ms
 
 
 class Process(ABC):
@@ -139,7 +139,8 @@ class Process(ABC):
                 return
             self.guarded(work, *given)
 
-        self.kernel.after(after_ms * US_PER_MS, due)
+        kernel = self.kernel
+        kernel.post(kernel.now_us + after_ms * US_PER_MS, due)
 
     def point(self, where: str) -> None:
         """A place where it may crash."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -68,7 +69,8 @@ class Broker:
     def store(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
         """The record is on disk; readers see it a little later."""
         low, high = self.faults.visible_after_ms
-        visible_us = self.kernel.now_us + self._chance.randint(low, high) * US_PER_MS
+        delay_us = int((low + (high - low) * self._chance.random()) * US_PER_MS)
+        visible_us = self.kernel.now_us + delay_us
         stored = self.records.setdefault((topic, partition), [])
         if stored:  # One order for all: nothing is seen before what it follows.
             visible_us = max(visible_us, stored[-1][0])
@@ -76,20 +78,20 @@ class Broker:
         for told in self.stored:
             told(topic, len(stored) - 1, value)
         for call in self._wakers.get(topic, ()):
-            self.kernel.at(visible_us, call)
+            self.kernel.post(visible_us, call)
 
     def append(self, topic: str, partition: int, key: bytes, value: bytes) -> None:
         """One append with whatever befalls it; raises PortError when its author learns nothing good."""
         if self.down:
             raise PortError("the broker is down: try again")
-        faults, draw = self.faults, self._chance.randrange(1_000_000)
+        faults, draw = self.faults, self._chance.random() * 1_000_000
         if draw < faults.lost:
             raise PortError("no answer from the broker: the outcome is unknown (it was lost)")
         draw -= faults.lost
         if draw < faults.late:
             self.late_records += 1
             delay = self._chance.randint(1, faults.late_up_to_ms) * US_PER_MS
-            self.kernel.after(delay, lambda: self.store(topic, partition, key, value))
+            self.kernel.after(delay, partial(self.store, topic, partition, key, value))
             raise PortError("no answer from the broker: the outcome is unknown (it comes late)")
         draw -= faults.late
         self.store(topic, partition, key, value)

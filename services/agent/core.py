@@ -83,6 +83,10 @@ class AgentCore:
 
     def handle(self, event: m.Event, now: Now) -> list[m.Action]:
         """Take one event. The answer's order is the order to act in."""
+        if type(event) is m.BeatAcked and not self._runs.pending:
+            # By far the most; nothing else comes of it but that a start that waited for it may be made.
+            stamp = self.lease.acknowledge(event.sequence)
+            return [m.Renew(stamp)] if stamp else []
         self._take(event, now)
         self._runs.sweep(now)
         self._follow_up(now)
@@ -224,16 +228,17 @@ class AgentCore:
         """A new incarnation, a write, an attach, an acknowledgement: each once all that it needs is there."""
         if self._refused is not None and not self._runs.live:
             self._incarnate(self._refused.next_incarnation)
-        if self._journal.wait_ms(now.mono_ms) == 0:
+        journal = self._journal
+        if journal.version != journal.stored and journal.wait_ms(now.mono_ms) == 0:
             self._writing_at = self.at
-            self._actions.append(m.Persist(self._journal.begin(), self._state()))
+            self._actions.append(m.Persist(journal.begin(), self._state()))
         if self._connected and not self._attach_sent and self._may_attach():
             self._attach_sent = True
             attach = m.SendAttach(
                 self.incarnation, self.inventory, self._runs.live, self._stored_at
             )
             self._actions.append(attach)
-        if self._ack is not None and self._journal.holds(self._ack[0]):
+        if self._ack is not None and journal.holds(self._ack[0]):
             if self._standing.attached:
                 self._actions.append(self._ack[1])
             self._ack = None
@@ -270,8 +275,8 @@ class AgentCore:
         self._beat_due_ms = now.mono_ms + self._beat_every_ms
         sequence = self.lease.send(now)
         live = len(self._runs.live)
-        beat = m.SendBeat(self.incarnation, sequence, now.wall_ms, live, stall_ms)
-        self._actions.append(beat)
+        incarnation = self._standing.incarnation
+        self._actions.append(m.SendBeat(incarnation, sequence, now.wall_ms, live, stall_ms))
 
     def _claim(self, kind: Kind, now: Now) -> int:
         report = self.outbox.add(kind, incarnation=self.incarnation, at_ms=now.wall_ms)

@@ -93,7 +93,8 @@ class Runs:
         self._stirred = True
         self._next_ms = NEVER
         self._fence_ms = NEVER
-        self._pending = False
+        # Some run waits to be started.
+        self.pending = False
 
     @property
     def live(self) -> tuple[RunId, ...]:
@@ -176,7 +177,7 @@ class Runs:
 
     def sweep(self, now: Now) -> None:
         """Look at every run, if anything changed since the last look or a time has come."""
-        if not (self._stirred or self._pending or self.wait_ms(now) <= 0):
+        if not (self._stirred or self.pending or self.wait_ms(now) <= 0):
             return
         self._stirred = False
         for entry in list(self.table.values()):
@@ -189,7 +190,7 @@ class Runs:
             if entry.phase in {Phase.RUNNING, Phase.STOPPING} and entry.order.fenced_after_ms
         ]
         self._fence_ms = min(fenced, default=NEVER)
-        self._pending = any(entry.phase is Phase.PENDING for entry in self.table.values())
+        self.pending = any(entry.phase is Phase.PENDING for entry in self.table.values())
 
     def _advance(self, entry: Entry, now: Now) -> None:
         match entry.phase:

@@ -84,11 +84,6 @@ class Effects:
         """Whether so many writes wait that what may be lost, or will be sent again, is not to be added."""
         return len(self._then) >= WRITES_MAX
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to take: so it is after nearly every beat."""
-        return not (self.writes or self.answers or self.ready)
-
     def take(self) -> tuple[list[Write], list[tuple[int, Result]], dict[Outbox, None]]:
         """(writes, answers, streams that may have something to send), each since the last call."""
         taken = self.writes, self.answers, self.ready
