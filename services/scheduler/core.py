@@ -73,16 +73,20 @@ class LeaderCore:
 
     # --- deciding
 
-    def step(self, inputs: Sequence[InputRecord], now_ms: int) -> Step | None:
+    def step(
+        self, inputs: Sequence[InputRecord], now_ms: int, *, enforce: bool = True
+    ) -> Step | None:
         """Decide the inputs, what is due and the plan; None when nothing changed and no input was given.
 
+        Not to `enforce`: nobody is held to a deadline yet, since inputs that were in time are still to be decided.
         The entries are in flight from here on: append each, in order. `now_ms` before the log's time counts as that.
         """
         cluster = self._cluster
         draft = Draft(cluster, term=self._term, now_ms=max(now_ms, cluster.at_ms))
         for record in inputs:
             self._decide(draft, record)
-        self._due.enforce(draft, limit=DUE_PER_STEP)
+        if enforce:
+            self._due.enforce(draft, limit=DUE_PER_STEP)
         touched = cluster.take_touched()
         for node in touched.nodes:
             nodes.drained(draft, node)
@@ -94,6 +98,11 @@ class LeaderCore:
             return None
         self._in_flight.extend(sealed)
         return Step(tuple(sealed), draft.weather)
+
+    def overdue(self, now_ms: int) -> bool:
+        """Whether a step that enforces would hold someone to a deadline."""
+        at = self._due.next_ms()
+        return at is not None and at <= now_ms
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """When a step without inputs can change something; None: never."""

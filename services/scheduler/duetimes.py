@@ -130,8 +130,10 @@ def _retires_at(cluster: Cluster, job: Job) -> int | None:
 
 
 def _starts_by(cluster: Cluster, attempt: Attempt) -> int | None:
+    """While nobody led, agents could not say that they began: they have all of the time again."""
     timeout = cluster.policy.start_timeout_ms
-    return attempt.placed_at_ms + timeout if timeout > 0 else None
+    since = max(attempt.placed_at_ms, cluster.term_opened_at_ms)
+    return since + timeout if timeout > 0 else None
 
 
 def _enforce_start(draft: Draft, attempt: Attempt) -> None:

@@ -26,6 +26,7 @@ from services.runtime.ports import (
 )
 from services.runtime.reader import Folded, LogReader
 from services.runtime.recovery import take_snapshot
+from services.scheduler.backlog import Backlog
 from services.scheduler.core import LeaderCore, Step
 from services.scheduler.draft import Sealed
 from services.scheduler.exits import DeposedError, LeadershipLostError, TermBehindError
@@ -220,6 +221,7 @@ class Leading:
         began_ms = max(ports.clock.wall_ms(), cluster.at_ms)
         self._ahead_ms = began_ms - ports.clock.monotonic_ms()
         self._core = LeaderCore(cluster)
+        self._backlog = Backlog(ports.inputs, lambda error: watch.weather("input_end", error))
         self._unsent: deque[Sealed] = deque()
         self._partitions: list[tuple[str, int]] = []
         self._counted_at_ms = -_PARTITIONS_EVERY_MS
@@ -295,18 +297,25 @@ class Leading:
         inputs = self._take(timeout_s)
         self._quiet = not inputs
         self._watch.begins()
-        step = self._core.step(inputs, self.now_ms())
+        now_ms = self.now_ms()
+        step = self._core.step(inputs, now_ms, enforce=self._may_enforce(now_ms))
         if step is None:
             return
         self._watch.decided(step, len(inputs))
         self._unsent.extend(step.sealed)
         self._send()
 
+    def _may_enforce(self, now_ms: int) -> bool:
+        """Deadlines wait for what came in before them; asked of the inputs only when one has passed."""
+        return not self._core.overdue(now_ms) or self._backlog.decided(self._positions(), now_ms)
+
     def due_in_ms(self) -> int | None:
         """When a turn without inputs has something to do; None: only when something comes in."""
         now_ms = self.now_ms()
         due_ms = self._core.next_due_ms(now_ms)
-        return None if due_ms is None else max(0, due_ms - now_ms)
+        if due_ms is None:
+            return None
+        return max(0, due_ms - now_ms, self._backlog.again_in_ms(now_ms))
 
     def _take(self, timeout_s: float) -> Sequence[InputRecord]:
         """What has come in; waits no longer than until something is due, and little while an entry is unconfirmed."""

@@ -362,6 +362,17 @@ def test_due_times_survive_a_change_of_leader() -> None:
     assert [type(fact) for fact in cell.step(after_ms=30_000)] == [facts.AttemptStopping]
 
 
+def test_a_gang_that_began_while_nobody_led_has_its_time_to_say_so() -> None:
+    cell = Cell()
+    cell.nodes("n1")
+    cell.placed("a")
+    cell.now_ms += 10 * POLICY.start_timeout_ms
+    cell.take_over()
+    assert cell.step() == []
+    assert cell.step(after_ms=POLICY.start_timeout_ms - 1) == []
+    assert [type(fact) for fact in cell.step(after_ms=1)] == [facts.AttemptStopping]
+
+
 def test_a_late_step_does_all_that_is_due() -> None:
     cell = Cell()
     cell.nodes("n1")
