@@ -17,13 +17,16 @@ from services.agent import core as agent_core
 from services.agent import runs as agent_runs
 from services.agent.table import Phase
 from services.gateway import sessions, trainers
-from services.health import silence
-from services.scheduler import attempts, draft, fencing, phases, verdicts
+from services.health import parts, silence
+from services.scheduler import attempts, draft, fencing, nodes, phases, reports, verdicts
 from services.scheduler import trainers as leader_trainers
 from simulation.nodes import Host
 from statemachines import attempt as attempt_lifecycle
 from statemachines import snapshot
+from statemachines.attempt import AttemptState
 from statemachines.cluster import Cluster
+from statemachines.facts import NodeJoined
+from statemachines.node import NodeState
 from statemachines.values import JobId, NodeId
 
 Plant = Callable[["Planting"], None]
@@ -354,6 +357,80 @@ def _no_fence(planting: Planting) -> None:
     planting.replace(Order, "fenced_after_ms", lambda _: property(lambda _self: 0))
 
 
+# --- defects that histories found once: each is what the code was before
+
+
+def _boot_is_no_incarnation(planting: Planting) -> None:
+    """An attach of another boot is a reboot, though it may be that of an earlier boot which came late."""
+    original = reports._OF_NODES["node_attached"]  # noqa: SLF001 - a planted bug sits inside
+
+    def attached(draft_: Any, report: Any) -> None:
+        node = draft_.cluster.nodes.get(NodeId(report.node))
+        inventory = nodes._inventory(report)  # noqa: SLF001
+        same = node is not None and node.incarnation == report.incarnation
+        if (
+            node is None
+            or not same
+            or node.state is NodeState.LOST
+            or node.inventory.boot_id == inventory.boot_id
+        ):
+            original(draft_, report)
+            return
+        nodes._rebooted(draft_, node)  # noqa: SLF001
+        draft_.record(NodeJoined(node.id, report.incarnation, inventory))
+
+    table = {**reports._OF_NODES, "node_attached": attached}  # noqa: SLF001
+    planting.replace(reports, "_OF_NODES", lambda _: table)
+    planting.replace(sessions, "another_boot", lambda _: lambda _recorded, _attaching: False)
+
+
+def _reboot_explains_nothing(planting: Planting) -> None:
+    """Members that failed because another's node went down had failed by themselves, once they were heard first."""
+
+    def wrong(original: Callable[..., None]) -> Callable[..., None]:
+        def after(draft_: Any, attempt: Any, ended: Any) -> None:
+            if attempt.state is AttemptState.STOPPING:
+                attempts.settle(draft_, attempt.job)
+            else:
+                original(draft_, attempt, ended)
+
+        return after
+
+    planting.replace(attempts, "_after", wrong)
+
+
+def _given_up_by_word(planting: Planting) -> None:
+    """How many nodes go within a minute is counted when it is said, not when it is stored."""
+
+    def wrong(self: Any, name: str, now_ms: int) -> bool:
+        said: dict[str, int] = self.__dict__.setdefault("_words", {})
+        rules = self._rules
+        recent = [at for at in said.values() if at > now_ms - rules.breaker_window_ms]
+        total = len(self._nodes) + len(self._lost)
+        most = max(rules.breaker_least - 1, total * rules.breaker_percent // 100)
+        if name not in said and len(recent) >= most:
+            return False
+        said.setdefault(name, now_ms)
+        return True
+
+    planting.replace(silence.Silence, "_may_go", lambda _: wrong)
+
+
+def _smaller_fault(planting: Planting) -> None:
+    """What a device does next makes a fault smaller that the log does not show yet."""
+
+    def wrong(original: Callable[..., None]) -> Callable[..., None]:
+        def event(self: Any, device: Any, line: Any, signal: Any, at_ms: int) -> None:
+            before = self._wanted.pop(device, None)
+            original(self, device, line, signal, at_ms)
+            if before is not None:
+                self._wanted.setdefault(device, before)
+
+        return event
+
+    planting.replace(parts.Parts, "_event", wrong)
+
+
 BUGS: Final[tuple[Bug, ...]] = (
     Bug("chain-off", "entries are taken whatever they extend", _chain_off, seed=3),
     Bug("term-ignored", "a term that is over goes on writing", _term_ignored, seed=4),
@@ -374,4 +451,11 @@ BUGS: Final[tuple[Bug, ...]] = (
     Bug("lost-spool", "the end of a run is not kept until it is acknowledged", _lost_spool, scenario="stale-sets"),
     Bug("no-fence", "an agent that is cut off does not fence itself", _no_fence, scenario="partition"),
 )  # fmt: skip
-BY_NAME: Final = {bug.name: bug for bug in BUGS}
+# Real ones: without their bug, the same seeds must hold for ever.
+ONCE: Final[tuple[Bug, ...]] = (
+    Bug("boot-is-no-incarnation", "an attach of an earlier boot that comes late ends runs that live", _boot_is_no_incarnation, seed=5, scenario="late-verdicts"),
+    Bug("reboot-explains-nothing", "a job is held because a node under it reboots", _reboot_explains_nothing, seed=10, scenario="kill-loop"),
+    Bug("given-up-by-word", "a dead rack is given up faster than the breaker allows", _given_up_by_word, scenario="rack-dead"),
+    Bug("smaller-fault", "a lesser event of a device hides the fault before it", _smaller_fault, scenario="xid-storm"),
+)  # fmt: skip
+BY_NAME: Final = {bug.name: bug for bug in (*BUGS, *ONCE)}

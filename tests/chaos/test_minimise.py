@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.minimise import ddmin, letters
+from chaos.minimise import ddmin, kinds
 
 
 @given(st.lists(st.integers(0, 30), unique=True, max_size=25), st.data())
@@ -21,4 +21,12 @@ def test_ddmin_finds_exactly_what_is_needed(items: list[int], data: st.DataObjec
 
 
 def test_what_is_broken_is_known_by_its_letter() -> None:
-    assert letters(("A: device 0", "bug: n1 raised", "check: expected")) == {"A", "bug", "check"}
+    assert kinds(("A: device 0", "bug: n1 raised", "check: expected")) == {"A", "bug"}
+
+
+def test_checks_are_known_by_what_they_expect() -> None:
+    first = "check: expected at most 0 of [NodeLost], saw 1 at 2.0 s: nobody died"
+    again = "check: expected at most 0 of [NodeLost], saw 3 at 1.0 s: nobody died"
+    other = "check: expected at least 1 of [NodeLost], saw 0: it died"
+    assert kinds((first,)) == kinds((again,))
+    assert not kinds((first,)) & kinds((other,))
