@@ -6,7 +6,9 @@ What is meant by more than one job is an error that lists them, never a guess.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from services.gateway.refusal import Refusal, Status
@@ -22,14 +24,14 @@ CANDIDATES_SHOWN: Final = 5
 _WHOLE_ID: Final = re.compile(rf"[a-z][a-z2-7]{{{JOB_ID_CHARS - 1}}}(_[0-9]+)?")
 
 
-def find_job(cluster: Cluster, text: str) -> Job:
-    """The one job that `text` names; raises Refusal."""
+def find_job(cluster: Cluster, text: str, ids: Sequence[JobId] | None = None) -> Job:
+    """The one job that `text` names; raises Refusal. `ids`: all that there are, sorted; else they are looked through."""
     found = cluster.jobs.get(JobId(text))
     if found is None and text.isdecimal() and len(text) < 19:
         found = cluster.job_at(int(text))
     if found is not None:
         return found
-    candidates = _starting_with(cluster, text)
+    candidates = _starting_with(cluster, text, ids)
     if len(candidates) == 1:
         return candidates[0]
     raise _ambiguous(text, candidates) if candidates else _unknown(text)
@@ -61,15 +63,14 @@ def find_subject(cluster: Cluster, text: str) -> str:
         return text
 
 
-def _starting_with(cluster: Cluster, text: str) -> list[Job]:
+def _starting_with(cluster: Cluster, text: str, ids: Sequence[JobId] | None) -> list[Job]:
     """One more than is shown, at most: enough to know that there are more."""
-    found: list[Job] = []
-    for name, job in cluster.jobs.items():
-        if name.startswith(text):
-            found.append(job)
-            if len(found) > CANDIDATES_SHOWN:
-                break
-    return found
+    near: Iterable[JobId] = cluster.jobs
+    if ids is not None:
+        begin = bisect_left(ids, text)
+        near = ids[begin : begin + CANDIDATES_SHOWN + 1]
+    found = (name for name in near if name.startswith(text))
+    return [cluster.jobs[name] for name in islice(found, CANDIDATES_SHOWN + 1)]
 
 
 def _unknown(text: str) -> Refusal:
@@ -136,7 +137,7 @@ class Selection:
         self._below: dict[str, bool] = {}
         self._by = wanted.by
         self._name = wanted.name_contains
-        self.jobs = frozenset([self._named(text) for text in wanted.jobs])
+        self.jobs = frozenset(_named(cluster, wanted.jobs))
         self._any_job = not (self._queue or self._by or self._name or self.jobs)
 
     def fixed(self, job: Job) -> bool:
@@ -164,9 +165,16 @@ class Selection:
             self._below[queue] = any(each.id == self._queue for each in line)
         return self._below[queue]
 
-    def _named(self, text: str) -> str:
-        """What a number or a beginning stands for; a whole id is taken as it is, known yet or not, an array's too."""
-        return text if _WHOLE_ID.fullmatch(text) else find_job(self._cluster, text).id
+
+def _named(cluster: Cluster, texts: Sequence[str]) -> list[str]:
+    """What numbers and beginnings stand for; a whole id is taken as it is, known yet or not, an array's too."""
+    whole = [text for text in texts if _WHOLE_ID.fullmatch(text)]
+    if len(whole) == len(texts):
+        return whole
+    ids = sorted(cluster.jobs)  # Once: looked through for each, 10,000 beginnings take minutes.
+    return whole + [
+        find_job(cluster, text, ids).id for text in texts if not _WHOLE_ID.fullmatch(text)
+    ]
 
 
 def _states(wanted: job_service_pb2.JobFilter) -> tuple[JobState, ...]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+
 import pytest
 
+from services.gateway.names import Selection
 from services.gateway.refusal import Refusal, Status
 from services.gateway.views import RUNS_IN_LISTS
+from statemachines.job import Job
+from statemachines.values import JobId
 from tests.services.gateway.world import ALICE, BOB, EYES, World
 from tidemill.v1 import fleet_service_pb2 as fleet
 from tidemill.v1 import job_service_pb2 as jobs
@@ -124,6 +130,23 @@ def test_an_array_in_a_filter_stands_for_its_jobs(world: World) -> None:
     array = world.admitted(count=2)
     world.admitted("other")
     assert sorted(listed(world, jobs=[array])) == [f"{array}_0", f"{array}_1"]
+
+
+def test_many_beginnings_in_a_filter_look_through_the_jobs_once(world: World) -> None:
+    for number in range(40):
+        world.admitted(f"many-{number}")
+    passes: list[int] = []
+
+    class Counted(dict[JobId, Job]):
+        def __iter__(self) -> Iterator[JobId]:
+            passes.append(1)
+            return super().__iter__()
+
+    cluster = copy.copy(world.gateway.cluster)
+    cluster.jobs = Counted(cluster.jobs)
+    beginnings = [job[:-1] for job in cluster.jobs.keys()]  # noqa: SIM118 - counts no pass
+    selection = Selection(cluster, jobs.JobFilter(jobs=beginnings))
+    assert (sorted(selection.jobs), len(passes)) == (sorted(dict(cluster.jobs)), 1)
 
 
 def test_a_state_that_does_not_exist_is_refused_with_those_that_do(world: World) -> None:
