@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from services.runtime.ports import PortError
 from tidemill.v1 import common_pb2, node_service_pb2_grpc
@@ -102,7 +103,10 @@ class Link:
             raise GatewayError(f"{self.address}: {error.code().name} {error.details()}") from error
         if hashlib.sha256(answer.blob).hexdigest() != digest:
             raise LaunchGoneError("what the job runs was damaged in its store; submit it again")
-        return common_pb2.Launch.FromString(answer.blob)
+        try:
+            return common_pb2.Launch.FromString(answer.blob)
+        except DecodeError as error:
+            raise LaunchGoneError("what the job runs is no launch; submit it again") from error
 
     def _stub(self) -> node_service_pb2_grpc.NodeServiceAsyncStub:
         if self._channel is None:

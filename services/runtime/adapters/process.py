@@ -13,7 +13,6 @@ import os
 import py_compile
 import re
 import select
-import shutil
 import signal
 import socket
 import stat
@@ -30,6 +29,7 @@ from services.runtime.adapters import process_shim as shim
 from services.runtime.adapters import process_tree as tree
 from services.runtime.adapters.cgroups import Cgroups, Group, Limits
 from services.runtime.adapters.process_spool import left_over
+from services.runtime.adapters.removal import remove
 from services.runtime.executor import Found, Launch, RunEnd, StartError
 from statemachines.values import Evidence, RunId
 
@@ -99,7 +99,7 @@ class ProcessExecutor:
             self._live[run] = None
             return Found.ALIVE
         if not (folder / "pid").exists():
-            shutil.rmtree(folder)  # No supervisor got as far as starting anything, and none lives.
+            remove(folder)  # No supervisor got as far as starting anything, and none lives.
             return Found.ABSENT
         self._live[run] = None
         return Found.ENDED
@@ -114,7 +114,7 @@ class ProcessExecutor:
         except FileExistsError:
             raise
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             raise StartError(
                 f"cannot keep the run's state in {folder}: {error.strerror}"
             ) from error
@@ -124,7 +124,7 @@ class ProcessExecutor:
             pid, said = self._spawn(folder, self._order(launch, argv, folder, group))
         except OSError as error:  # No supervisor: no room on the disk, or for one more process.
             group.remove()
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             raise StartError(f"its supervisor could not be started: {error.strerror}") from error
         with self._lock:
             if said == b"\n":
@@ -163,7 +163,9 @@ class ProcessExecutor:
     # --- the RunFiles port
 
     def kept(self) -> Mapping[RunId, bool]:
-        return {RunId(path.name): _is_locked(path) for path in sorted(self._runs.iterdir())}
+        # Runs can reach this directory: what has another name is none of ours.
+        found = (path for path in sorted(self._runs.iterdir()) if SAFE_NAME.fullmatch(path.name))
+        return {RunId(path.name): _is_locked(path) for path in found}
 
     def renew(self, mono_ms: int, boot_ms: int, sequence: int) -> None:
         """In place and of one length: works on a full disk, and no reader sees it half-written."""
@@ -190,7 +192,7 @@ class ProcessExecutor:
             (self._folder(run) / "forgotten").touch()
         gone = sorted(self._runs.glob("*/forgotten"), key=lambda path: path.stat().st_mtime_ns)
         for marker in gone[: -self._settings.ended_runs_kept]:
-            shutil.rmtree(marker.parent, ignore_errors=True)
+            remove(marker.parent)
 
     # --- starting
 

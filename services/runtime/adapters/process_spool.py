@@ -19,7 +19,11 @@ SUFFIX: Final = ".report"
 def left_over(spool: Path) -> tuple[bytes, ...]:
     """The content of `rank-N/*.report`, by rank, then oldest first; what cannot be read is left out."""
     found: list[bytes] = []
-    for path in sorted(spool.glob(f"rank-*/*{SUFFIX}"))[:FILES_MAX]:
+    try:
+        paths = sorted(spool.glob(f"rank-*/*{SUFFIX}"))[:FILES_MAX]
+    except OSError:
+        return ()
+    for path in paths:
         data = None if path.parent.is_symlink() else _read(path)
         if data is not None:
             found.append(data)
@@ -29,10 +33,10 @@ def left_over(spool: Path) -> tuple[bytes, ...]:
 def _read(path: Path) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            data = file.read(BYTES_MAX + 1)
     except OSError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        data = file.read(BYTES_MAX + 1)
     return data if len(data) <= BYTES_MAX else None

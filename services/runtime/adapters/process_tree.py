@@ -90,8 +90,8 @@ def members(
 
 
 def send(process: Process, number: int) -> None:
-    """Signal this very process, never another one that got its pid."""
-    with contextlib.suppress(ProcessLookupError):
+    """Signal this very process, never another one that got its pid. One that we may not signal (sudo) is left alone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(process.pid)
         try:
             now = look(process.pid)

@@ -125,6 +125,37 @@ def test_an_end_that_no_supervisor_wrote_is_not_believed(
     assert (end.evidence, end.exit_code) == (Evidence.KILLED_AND_REAPED, 0)
 
 
+def test_what_a_run_put_beside_its_folder_is_no_run(
+    executor: ProcessExecutor, tmp_path: Path
+) -> None:
+    sh(executor, "mkdir ../.cache '../my files'; touch ../-x")
+    end_of(executor)
+    assert list(executor.kept()) == [R]
+    executor.forget(R)
+
+
+def test_a_spool_of_anything_gives_what_can_be_read(
+    executor: ProcessExecutor, tmp_path: Path
+) -> None:
+    sh(executor, "cd $TIDEMILL_SPOOL_DIR/..; rmdir spool; ln -s spool spool; exit 3")
+    assert end_of(executor) == RunEnd(R, Evidence.EXIT_STATUS, exit_code=3)
+
+
+def test_a_process_that_may_not_be_signalled_does_not_end_the_agent() -> None:
+    child = os.fork()
+    if child == 0:  # Whoever may not signal the first process of the host.
+        outcome = 1
+        with contextlib.suppress(Exception):
+            if os.geteuid() == 0:
+                os.setresuid(65_534, 65_534, 65_534)
+            first = process_tree.look(1)
+            assert first is not None
+            process_tree.send(first, signal.SIGCONT)
+            outcome = 0
+        os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_terminate_reaches_the_main_process_and_no_other(
     executor: ProcessExecutor, tmp_path: Path
 ) -> None:
