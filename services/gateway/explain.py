@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import chain
 
@@ -11,11 +10,10 @@ from services.gateway.driver import Driver
 from services.gateway.lookback import Lookback
 from services.gateway.names import find_job
 from services.gateway.progress import ProgressTable
-from services.gateway.refold import Moment, Step, Walk, history, refold
+from services.gateway.refold import Moment, Walk, history, picked, refold
 from services.gateway.refusal import Refusal, Status
 from services.gateway.validation import check
 from services.gateway.views import job_view
-from services.runtime.codec import decode_entry
 from services.runtime.ports import EventLog
 from statemachines.job import Job
 from tidemill.v1 import job_service_pb2 as jobs
@@ -77,13 +75,6 @@ async def _history(
 
     def work(log: EventLog, stop: threading.Event) -> list[jobs.HistoryLine]:
         walked = Walk(log, cell).steps(stop, up_to=walked_to)
-        return history(chain(walked, _picked(log, offsets)), job.id)
+        return history(chain(walked, picked(log, offsets, stop)), job.id)
 
     return await lookback.run(work)
-
-
-def _picked(log: EventLog, offsets: Iterable[int]) -> Iterator[Step]:
-    """The records at these offsets, which the live fold has accepted."""
-    for offset in offsets:
-        for record in log.read(offset, limit=1, timeout_s=0):
-            yield Step(record, decode_entry(record.offset, record.value), "")

@@ -78,6 +78,18 @@ class Walk:
         return Step(record, entry, void)
 
 
+def picked(log: EventLog, offsets: Sequence[int], stop: threading.Event) -> Iterator[Step]:
+    """The records at these offsets, which the live fold has accepted: the first and the newest that are shown.
+
+    Raises Cancelled.
+    """
+    for offset in (*offsets[:1], *offsets[1:][-(LINES_MAX - 1) :]):
+        if stop.is_set():
+            raise Cancelled
+        for record in log.read(offset, limit=1, timeout_s=0):
+            yield Step(record, codec.decode_entry(record.offset, record.value), "")
+
+
 def entry_response(step: Step) -> log_service_pb2.ReadEntriesResponse:
     """A record as LogService shows it."""
     entry = step.entry
