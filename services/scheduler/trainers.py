@@ -5,15 +5,16 @@ An old attempt's commit is refused here, which is what lets two attempts of an o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from services.runtime import codec
 from services.scheduler import attempts
 from services.scheduler.draft import Draft, UnfitError
+from services.scheduler.exit_codes import Blame
 from services.scheduler.wire import need
 from statemachines.attempt import Attempt, AttemptState
-from statemachines.checkpoint import CheckpointState
+from statemachines.checkpoint import Checkpoint, CheckpointState
 from statemachines.cluster import Cluster
 from statemachines.facts import (
     AttemptResumed,
@@ -107,15 +108,16 @@ def _answers_the_ask(cluster: Cluster, attempt: Attempt, said: reports_pb2.Saved
     return said.step >= attempt.ask_step if attempt.ask_step else said.by_marker
 
 
+def _durable(cluster: Cluster, job: JobId) -> list[Checkpoint]:
+    known = cluster.checkpoints.get(job, ())
+    return [each for each in known if each.state is CheckpointState.DURABLE]
+
+
 def release_older(draft: Draft, job_id: JobId) -> None:
     """The newest few are kept, and as many of those that outlive the loss of a node; the trainer may remove the rest."""
     job = draft.cluster.jobs[job_id]
     keep = max(1, job.spec.keep_checkpoints or draft.cluster.policy.keep_checkpoints)
-    durable = [
-        each
-        for each in draft.cluster.checkpoints.get(job_id, ())
-        if each.state is CheckpointState.DURABLE
-    ]
+    durable = _durable(draft.cluster, job_id)
     lasting = [each.step for each in durable if each.reach in _OUTLIVES_A_NODE][-keep:]
     for each in durable[:-keep]:
         if each.step not in lasting:
@@ -130,8 +132,8 @@ def condemned(cluster: Cluster, job: Job, resume: ResumePoint) -> list[Checkpoin
     why = f"it cannot be loaded where attempt {job.attempt + 1} runs, which resumes from step {resume.step}"
     return [
         CheckpointCondemned(job.id, each.step, why)
-        for each in cluster.checkpoints.get(job.id, ())
-        if each.state is CheckpointState.DURABLE and each.step > resume.step
+        for each in _durable(cluster, job.id)
+        if each.step > resume.step
     ]
 
 
@@ -210,16 +212,33 @@ def _load_failed(draft: Draft, said: reports_pb2.LoadFailed) -> None:
     attempt = _current(draft, said.job, said.attempt)
     if attempt is None:
         return
-    known = draft.cluster.find_checkpoint(attempt.job, said.step)
     decided = attempt.resume
     if not decided.uri or said.step != decided.step or attempt.state is AttemptState.STOPPING:
         draft.ignore("unknown_load")
         return
     why = said.message[:MESSAGE_CHARS]
-    if known is not None and known.state is CheckpointState.DURABLE:
-        draft.record(CheckpointCondemned(attempt.job, said.step, why))
     message = f"the checkpoint of step {said.step} could not be loaded: {why}"
-    attempts.stop(draft, attempt, Cause.START_FAILED, message, JobNext.QUEUED)
+    durable = _durable(draft.cluster, attempt.job)
+    failed = next((each for each in durable if each.step == said.step), None)
+    if failed is not None and not _replaceable(failed, durable):
+        # Its storage may be away: without it, all that was trained is lost.
+        held = (
+            f"{message}; there is no other: see to its storage, then release the job to try again"
+        )
+        attempts.stop(draft, attempt, Cause.START_FAILED, held, JobNext.HELD)
+        return
+    if failed is not None:
+        draft.record(CheckpointCondemned(attempt.job, said.step, why))
+    attempts.fail(draft, attempt, Cause.START_FAILED, Blame.UNCLEAR, message)
+
+
+def _replaceable(checkpoint: Checkpoint, durable: Sequence[Checkpoint]) -> bool:
+    """Whether there is another to fall back on that outlives as much."""
+    return any(
+        each.step != checkpoint.step
+        and (each.reach in _OUTLIVES_A_NODE or checkpoint.reach not in _OUTLIVES_A_NODE)
+        for each in durable
+    )
 
 
 def _finished(draft: Draft, said: reports_pb2.Finished) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from statemachines import facts
 from statemachines.checkpoint import CheckpointState
-from statemachines.values import Cause, JobNext, Outcome, Reach, ResumePoint, Tier
+from statemachines.values import Cause, JobNext, Outcome, Reach, ResumePoint, RetryPolicy, Tier
 from tests.services.scheduler.cell import A, Cell, spec, uri
 from tidemill.v1 import reports_pb2, requests_pb2
 
@@ -210,6 +210,58 @@ def test_a_checkpoint_that_cannot_be_loaded_is_condemned_and_the_next_attempt_fa
     assert (cell.job("a").attempt, resumed_at(cell).step) == (3, 10)
 
 
+def test_the_last_checkpoint_is_never_given_up_for_a_failed_load() -> None:
+    """An hour without storage must not cost all of the training."""
+    cell = training()
+    for step in (10, 20):
+        cell.saved("a", step)
+    cell.ended("a.1.0", signal=9)
+    for attempt, step in ((2, 20), (3, 10)):
+        cell.run(after_ms=60_000)
+        cell.start("a")
+        assert resumed_at(cell).step == step
+        cell.report(reports_pb2.LoadFailed(job="a", attempt=attempt, step=step, message="timeout"))
+        cell.step()
+        cell.ended(f"a.{attempt}.0", 1)
+    cell.run(after_ms=60_000)
+    assert (cell.state("a"), cell.job("a").durable_step) == ("held", 10)
+    held = cell.job("a").reason
+    assert held is not None
+    assert "see to its storage, then release the job" in held.message
+    cell.ask(requests_pb2.ReleaseJob(job="a"))
+    cell.step()
+    assert (cell.job("a").attempt, resumed_at(cell).step) == (4, 10)
+
+
+def test_a_checkpoint_on_the_disk_of_a_node_is_nothing_to_fall_back_on_for_one_that_outlives_it() -> (
+    None
+):
+    cell = training()
+    cell.saved("a", 10, reach="NODE", node="n1")
+    cell.saved("a", 20)
+    cell.ended("a.1.0", signal=9)
+    cell.run(after_ms=60_000)
+    cell.start("a")
+    cell.report(reports_pb2.LoadFailed(job="a", attempt=2, step=20, message="timeout"))
+    (stopping,) = cell.step()
+    assert isinstance(stopping, facts.AttemptStopping)
+    assert stopping.next is JobNext.HELD
+
+
+def test_loads_that_fail_again_and_again_are_within_the_budget_of_the_job() -> None:
+    cell = training(retry=RetryPolicy(max_attempts=2))
+    for step in (10, 20, 30):
+        cell.saved("a", step)
+    cell.ended("a.1.0", signal=9)
+    cell.run(after_ms=60_000)
+    cell.start("a")
+    cell.report(reports_pb2.LoadFailed(job="a", attempt=2, step=30, message="timeout"))
+    (_, stopping) = cell.step()
+    assert isinstance(stopping, facts.AttemptStopping)
+    assert stopping.next is JobNext.FAILED
+    assert stopping.message.endswith("it was the last of 2 attempts that may end badly")
+
+
 def test_a_failed_load_of_something_that_was_not_decided_is_weather() -> None:
     cell = training()
     cell.report(reports_pb2.LoadFailed(job="a", attempt=1, step=10))
@@ -357,6 +409,7 @@ def test_the_end_of_training_is_said_once() -> None:
 
 def test_a_step_saved_again_by_a_later_attempt_replaces_the_condemned_one() -> None:
     cell = training()
+    cell.saved("a", 5)
     cell.saved("a", 10)
     cell.ended("a.1.0", signal=9)
     cell.run(after_ms=60_000)
@@ -368,5 +421,5 @@ def test_a_step_saved_again_by_a_later_attempt_replaces_the_condemned_one() -> N
     cell.start("a")
     cell.saved("a", 10, attempt=3)
     cell.step()
-    (kept,) = cell.cluster.checkpoints[A]
+    (_, kept) = cell.cluster.checkpoints[A]
     assert (kept.state, kept.attempt) == (CheckpointState.DURABLE, 3)

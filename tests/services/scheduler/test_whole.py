@@ -125,6 +125,7 @@ def something_else_was_loaded() -> Prepared:
 def resumed() -> Cell:
     """A second attempt runs from step 10."""
     cell = gang()
+    cell.saved("a", 5)
     cell.saved("a", 10)
     cell.ended("a.1.0", signal=9)
     cell.ended("a.1.1", signal=9)
