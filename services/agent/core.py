@@ -83,8 +83,8 @@ class AgentCore:
 
     def handle(self, event: m.Event, now: Now) -> list[m.Action]:
         """Take one event. The answer's order is the order to act in."""
-        if type(event) is m.BeatAcked and not self._runs.pending:
-            # By far the most; nothing else comes of it but that a start that waited for it may be made.
+        if type(event) is m.BeatAcked and not self._runs.pending and not self._failures:
+            # By far the most; what else may come of it: a start that waited for it, a failed device that was heard of.
             stamp = self.lease.acknowledge(event.sequence)
             return [m.Renew(stamp)] if stamp else []
         self._take(event, now)

@@ -41,12 +41,13 @@ class Failures:
 
     def heard(self, beat: int) -> bool:
         """That beat is acknowledged; whether it spoke for any."""
-        if not self._told_after:
-            return False
         heard = [device for device, after in self._told_after.items() if after < beat]
         for device in heard:
             del self._waiting[device], self._told_after[device]
         return bool(heard)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def waiting(self) -> tuple[Failure, ...]:
         """What must be told again after a restart."""
