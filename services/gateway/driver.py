@@ -46,7 +46,9 @@ class Driver:
     ) -> None:
         self.core = core
         self.caught_up = asyncio.Event()
+        # Set once the fold has gone on; another one then.
         self.folded = asyncio.Event()
+        self._cut: Refusal | None = None
         self._clock = clock
         self._failed = failed
         self._loop = asyncio.get_running_loop()
@@ -150,8 +152,17 @@ class Driver:
         finally:
             del self._awake[outbox]
 
+    async def until_folded(self, folded: asyncio.Event) -> None:
+        """Wait for the event, one that `folded` was; raises the Refusal that streams were cut with."""
+        if self._cut is None:
+            await folded.wait()
+        if self._cut is not None:
+            raise self._cut
+
     def cut_streams(self, refusal: Refusal) -> None:
-        """End every stream that is drained here."""
+        """End every stream that is drained here, and those that wait for the fold, now and later."""
+        self._cut = refusal
+        self.folded.set()
         for outbox in list(self._awake):
             outbox.cut(refusal)
         self.perform()

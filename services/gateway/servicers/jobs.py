@@ -210,7 +210,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
             except Refusal as refusal:
                 if refusal.code != NOT_PLACED_YET:
                     raise
-            await folded.wait()
+            await self._driver.until_folded(folded)
 
 
 async def change(driver: Driver, request: ChangeRequest, context: Context) -> Message:

@@ -56,7 +56,7 @@ class LogServicer(log_service_pb2_grpc.LogServiceServicer):
                 if not request.follow:
                     return
                 if walk.next_offset > self._core.cluster.offset:
-                    await folded.wait()
+                    await self._driver.until_folded(folded)
 
     async def VerifyLog(
         self, request: wire.VerifyLogRequest, _context: Context

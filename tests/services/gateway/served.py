@@ -27,6 +27,7 @@ from services.runtime.topics import LEADER_INPUTS
 from services.runtime.wiring import Cell, open_cell
 from services.scheduler.driver import Scheduler
 from services.scheduler.phases import Ports, Rules
+from tests.services.gateway.world import submission
 from tidemill.v1 import (
     fleet_service_pb2_grpc,
     job_service_pb2_grpc,
@@ -35,6 +36,7 @@ from tidemill.v1 import (
     queue_service_pb2_grpc,
     training_service_pb2_grpc,
 )
+from tidemill.v1 import job_service_pb2 as jobs
 
 WITHIN_S = 30.0
 GRANTEES = {
@@ -148,6 +150,23 @@ async def serving(
             await asyncio.wait_for(running, WITHIN_S)
             if served is not None:
                 await served.channel.close()
+
+
+async def admitted(served: Served, request_id: str = "r1", **rest: object) -> str:
+    """The id of a job of alice that the leader has admitted."""
+    request = submission(request_id, **rest)  # type: ignore[arg-type]
+    answer = await served.jobs.SubmitJob(request, **as_("alices"))
+    assert answer.status == jobs.SUBMIT_STATUS_ADMITTED
+    return str(answer.job)
+
+
+async def refused(call: Any) -> grpc.aio.AioRpcError:
+    """How a call that is refused ends."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("it was served")
 
 
 async def read(call: Any) -> Any:

@@ -15,7 +15,7 @@ from services.gateway.service import check_listen
 from services.gateway.settings import GatewaySettings
 from services.runtime.settings import SettingsError
 from services.runtime.tokens import job_token
-from tests.services.gateway.served import WITHIN_S, Served, as_, details, read
+from tests.services.gateway.served import WITHIN_S, Served, as_, details, read, refused
 from tests.services.gateway.world import inventory, submission
 from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
 from tidemill.v1 import fleet_service_pb2 as fleet
@@ -25,12 +25,6 @@ from tidemill.v1 import node_service_pb2 as wire
 ALICE, BOB, EYES, ROOT, AGENT = (as_(name) for name in ("alices", "bobs", "eyes", "root", "agents"))
 SUBMIT = "/tidemill.v1.JobService/SubmitJob"
 GARBAGE = (b"\xff" * 64, b"\x0a\xff\xff\xff\xff\x0f", b"GET / HTTP/1.1\r\n\r\n", b"\x08" * 1000)
-
-
-async def refused(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 async def still_serves(served: Served) -> bool:
