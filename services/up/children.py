@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,10 +23,15 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else
 
 
 class Command(msgspec.Struct, frozen=True):
-    """How a child is started. Children are ended in the reverse of the order they were first started in."""
+    """How a child is started. Kinds are ended in the reverse of the order they were first started in."""
 
     name: str
     argv: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """What it shares with others like it: agent, of agent-0 and agent-1."""
+        return self.name.partition("-")[0]
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -42,6 +47,7 @@ class Children:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._kinds: dict[str, str] = {}  # Of every child, in the order of their first starts.
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._handler = signal.signal(signal.SIGCHLD, _noticed)
@@ -61,6 +67,7 @@ class Children:
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - we have one thread
         )
         self._running[command.name] = process
+        self._kinds.setdefault(command.name, command.kind)
         return process.pid
 
     def wait(self, timeout_s: float | None) -> list[Ended]:
@@ -70,18 +77,25 @@ class Children:
         return self._reap()
 
     def stop(self, *, grace_s: float) -> list[Ended]:
-        """SIGTERM to the children one after the other, last started first; SIGKILL to those that outlive the grace."""
+        """SIGTERM to all of a kind at once, the last started kind first; SIGKILL to those that outlive their kind's grace."""
         ended: list[Ended] = []
-        for name in reversed(list(self._running)):
-            process = self._running.pop(name)
+        for kind in dict.fromkeys(reversed(self._kinds.values())):
+            names = [name for name in reversed(self._kinds) if self._kinds[name] == kind]
+            ended += self._stop([name for name in names if name in self._running], grace_s)
+        return ended
+
+    def _stop(self, names: Sequence[str], grace_s: float) -> list[Ended]:
+        processes = {name: self._running.pop(name) for name in names}
+        for process in processes.values():
             process.terminate()
+        end_s = time.monotonic() + grace_s
+        for process in processes.values():
             try:
-                process.wait(grace_s)
+                process.wait(max(0, end_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            ended.append(Ended(name, process.returncode))
-        return ended
+        return [Ended(name, process.returncode) for name, process in processes.items()]
 
     def close(self) -> None:
         """Give back the wake-up; children must have been stopped."""
