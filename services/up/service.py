@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 from msgspec import Meta
 
-from services.runtime.exits import FINAL, ExitCode
+from services.runtime.exits import FINAL
 from services.runtime.settings import CellSettings, SettingsError, load
 from services.runtime.tokens import CellKeys, TokensError, prepare_keys
-from services.up.children import Children, Command, exit_text, monotonic_ms, service
-from services.up.supervision import Again, Supervision
+from services.up.children import Children, Command, monotonic_ms, service
+from services.up.keeper import Keeper
+from services.up.supervision import Supervision
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 _GRACE_S: Final = 15.0
-_READY_WITHIN_S: Final = 30.0
+_GATEWAY: Final = "gateway"
 ADDRESS_FILE: Final = "gateway.addr"
 
 
@@ -99,73 +100,35 @@ class _Up:
 
     def __init__(self, settings: UpSettings) -> None:
         self._settings = settings
-        self._keys = _prepared(settings)
-        self._listen = _kept_address(settings.listen)
-        self._commands = {command.name: command for command in commands(settings, self._listen)}
+        self._keys = prepare_keys(settings.home)
+        started = commands(settings, _kept_address(settings.listen))
+        schedulers = [command.name for command in started if command.kind == "scheduler"]
         self._children = Children(os.environ)
-        self._watch = Supervision(FINAL)
-        self._stopping = False
+        self._keeper = Keeper(
+            started,
+            self._children,
+            Supervision(FINAL, needed=[[_GATEWAY], schedulers]),
+            now_ms=monotonic_ms,
+            log=self._log,
+        )
 
     def run(self) -> int:
         """Start, supervise, end."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        (self._settings.home / ADDRESS_FILE).unlink(missing_ok=True)
-        for command in self._commands.values():
-            self._start(command)
+        answers_at = self._settings.home / ADDRESS_FILE
+        answers_at.unlink(missing_ok=True)
         try:
-            code = self._until_ready()
+            self._keeper.start()
+            code = self._keeper.until_ready(_GATEWAY, answers_at.exists)
             if code is None:
                 self._say_where()
-                code = self._supervise()
+                code = self._keeper.keep()
         finally:
             self._children.stop(grace_s=_GRACE_S)
             self._children.close()
         self._say_what_goes_on()
         return code
-
-    def _until_ready(self) -> int | None:
-        """None once the gateway answers; the exit code when that will not happen."""
-        end_ms = monotonic_ms() + int(_READY_WITHIN_S * 1000)
-        while not self._stopping:
-            if (code := self._turn(0.05)) is not None:
-                return code
-            if (self._settings.home / ADDRESS_FILE).exists():
-                return None
-            if monotonic_ms() > end_ms:
-                self._log().error("gateway_not_ready", waited_seconds=_READY_WITHIN_S)
-                return ExitCode.UNAVAILABLE
-        return ExitCode.STOPPED
-
-    def _supervise(self) -> int:
-        while not self._stopping:
-            due_ms = self._watch.next_due_ms()
-            wait_s = None if due_ms is None else max(0, due_ms - monotonic_ms()) / 1000
-            if (code := self._turn(wait_s)) is not None:
-                return code
-        return ExitCode.STOPPED
-
-    def _turn(self, wait_s: float | None) -> int | None:
-        """Look after the children once; the exit code when a person is needed."""
-        for ended in self._children.wait(wait_s):
-            if self._stopping:
-                break
-            verdict = self._watch.ended(ended.name, ended.code, monotonic_ms())
-            if isinstance(verdict, Again):
-                wait_ms = max(0, verdict.at_ms - monotonic_ms())
-                self._log().warning(
-                    "child_ended", child=ended.name, how=exit_text(ended.code), again_in_ms=wait_ms
-                )
-            else:
-                self._log().error("child_needs_help", child=ended.name, how=exit_text(ended.code))
-                return ended.code
-        for name in self._watch.due(monotonic_ms()) if not self._stopping else ():
-            self._start(self._commands[name])
-        return None
-
-    def _start(self, command: Command) -> None:
-        self._children.start(command)
-        self._watch.started(command.name, monotonic_ms())
 
     def _log(self) -> FilteringBoundLogger:
         """Loaded when there is something to say: at rest a supervisor should weigh little."""
@@ -174,7 +137,7 @@ class _Up:
         return configure_log(self._settings, "up", sys.stderr)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
-        self._stopping = True
+        self._keeper.stopping = True
 
     def _say_where(self) -> None:
         """For a person: where the cell is, and what to do next."""
@@ -208,7 +171,7 @@ def commands(settings: UpSettings, listen: str) -> list[Command]:
     """The children in the order they are started in."""
     shared = _shared_flags(settings)
     found = [_scheduler(i, settings.schedulers, shared) for i in range(settings.schedulers)]
-    found.append(service("gateway", *shared, "--listen", listen))
+    found.append(service(_GATEWAY, *shared, "--listen", listen))
     found.append(service("health", *shared))
     found += [_agent(settings, i, listen, shared) for i in range(settings.agents)]
     return found

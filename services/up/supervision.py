@@ -2,7 +2,7 @@
 
 Services are crash-only: an unexpected end is answered by a start, at once the first time, later and later while it
 keeps ending. An exit code that says "a person must act" is not answered by a start: the child stays down and the
-message stays visible. Never touches a process.
+message stays visible, and the others go on unless they cannot. Never touches a process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ WELL_AFTER_MS: Final = 30_000
 
 
 class Down(msgspec.Struct, frozen=True):
-    """A child that ended and is not to be started again by itself."""
+    """A child that ended and is not to be started again by itself. `over`: without it the cell does not go on."""
 
     name: str
     code: int
+    over: bool
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -34,10 +35,15 @@ class Again(msgspec.Struct, frozen=True):
 
 
 class Supervision:
-    """Decides about the children of one cell. `final` are exit codes that only a person can mend."""
+    """Decides about the children of one cell. `final` are exit codes that only a person can mend.
 
-    def __init__(self, final: Collection[int]) -> None:
+    `needed` are groups of which one child must be able to run for the cell to go on.
+    """
+
+    def __init__(self, final: Collection[int], needed: Collection[Collection[str]] = ()) -> None:
         self._final = frozenset(final)
+        self._needed = [frozenset(group) for group in needed]
+        self._down: set[str] = set()
         self._started_at_ms: dict[str, int] = {}
         self._wait_ms: dict[str, int] = {}
         self._due: dict[str, int] = {}
@@ -52,7 +58,8 @@ class Supervision:
         lived_ms = now_ms - self._started_at_ms.pop(name, now_ms)
         if code in self._final:
             self._wait_ms.pop(name, None)
-            return Down(name, code)
+            self._down.add(name)
+            return Down(name, code, any(group <= self._down for group in self._needed))
         well = lived_ms >= WELL_AFTER_MS or name not in self._wait_ms
         wait_ms = 0 if well else max(FIRST_WAIT_MS, min(2 * self._wait_ms[name], LONGEST_WAIT_MS))
         self._wait_ms[name] = wait_ms

@@ -44,9 +44,25 @@ def test_a_child_that_lived_long_is_started_at_once_again() -> None:
 def test_an_end_that_a_person_must_mend_is_not_answered() -> None:
     watch = Supervision(final=[78])
     watch.started("scheduler", 0)
-    assert watch.ended("scheduler", 78, 10) == Down("scheduler", 78)
+    assert watch.ended("scheduler", 78, 10) == Down("scheduler", 78, over=False)
     assert watch.due(10**9) == []
     assert watch.next_due_ms() is None
+
+
+def test_a_cell_goes_on_while_one_of_each_needed_group_can_run() -> None:
+    watch = Supervision(final=[78], needed=[["gateway"], ["scheduler-0", "scheduler-1"]])
+    names = ("health", "scheduler-0", "agent", "scheduler-1")
+    assert [watch.ended(name, 78, 0) for name in names] == [
+        Down("health", 78, over=False),
+        Down("scheduler-0", 78, over=False),
+        Down("agent", 78, over=False),
+        Down("scheduler-1", 78, over=True),
+    ]
+
+
+def test_a_cell_without_its_gateway_is_over() -> None:
+    watch = Supervision(final=[78], needed=[["gateway"], ["scheduler"]])
+    assert watch.ended("gateway", 78, 0) == Down("gateway", 78, over=True)
 
 
 def test_due_children_come_in_the_order_of_their_times() -> None:
