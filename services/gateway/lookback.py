@@ -16,6 +16,8 @@ from services.runtime.ports import DamagedError, EventLog, PortError, Snapshots
 
 WORKERS_MAX: Final = 2
 READINGS_MAX: Final = 64
+# Of those that follow: they stay for ever, and are not to keep out who asks once.
+FOLLOWERS_MAX: Final = 64
 PROGRESS_EVERY_S: Final = 0.5
 
 T = TypeVar("T")
@@ -40,12 +42,16 @@ class Reading:
         self._workers = workers
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do it in a thread, when there is one; raises Refusal for weather.
+        """Do it in a thread, when there is one; raises Refusal for weather."""
+        return await self.run_made(lambda: work)
+
+    async def run_made(self, make: Callable[[], Callable[[], T]]) -> T:
+        """The same for work that is made, on the loop, once there is a thread: of what is large none waits in a line.
 
         The thread is waited for even when the call is cancelled: it uses the log, which is closed next.
         """
         async with self._workers:
-            running = asyncio.create_task(asyncio.to_thread(work))
+            running = asyncio.create_task(asyncio.to_thread(make()))
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
@@ -72,19 +78,34 @@ class Lookback:
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
         self._workers = asyncio.Semaphore(WORKERS_MAX)
-        self._open = 0
+        self._readings = self._followers = 0
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Reading]:
-        """A log to read for one call; raises Refusal when too many do."""
-        if self._open >= READINGS_MAX:
-            raise Refusal(
-                Status.RESOURCE_EXHAUSTED,
-                "too_many_readings",
-                f"{READINGS_MAX} calls read the log already; ask again in a while",
-                retry_after_ms=2_000,
-            )
-        self._open += 1
+        """A log to read for one call that comes to an end; raises Refusal when too many do."""
+        if self._readings >= READINGS_MAX:
+            raise _too_many(f"{READINGS_MAX} calls read the log already")
+        self._readings += 1
+        try:
+            async with self._opened() as reading:
+                yield reading
+        finally:
+            self._readings -= 1
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[Reading]:
+        """A log to read for one call that goes on; raises Refusal when too many do."""
+        if self._followers >= FOLLOWERS_MAX:
+            raise _too_many(f"{FOLLOWERS_MAX} calls follow the log already")
+        self._followers += 1
+        try:
+            async with self._opened() as reading:
+                yield reading
+        finally:
+            self._followers -= 1
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Reading]:
         try:
             with closing(await asyncio.to_thread(self._stored.event_log)) as log:
                 reading = Reading(log, self._workers)
@@ -94,8 +115,6 @@ class Lookback:
                     reading.stop.set()
         except PortError as error:
             raise _refused(error) from error
-        finally:
-            self._open -= 1
 
     async def run(self, work: Callable[[EventLog, threading.Event], T]) -> T:
         """One piece of work; raises Refusal."""
@@ -105,6 +124,15 @@ class Lookback:
     def snapshots(self) -> Snapshots:
         """The snapshots; the caller closes them."""
         return self._stored.snapshots()
+
+
+def _too_many(held: str) -> Refusal:
+    return Refusal(
+        Status.RESOURCE_EXHAUSTED,
+        "too_many_readings",
+        f"{held}; ask again in a while",
+        retry_after_ms=2_000,
+    )
 
 
 def _advance(items: Iterator[T]) -> tuple[T | None, bool]:

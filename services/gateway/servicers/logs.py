@@ -39,7 +39,8 @@ class LogServicer(log_service_pb2_grpc.LogServiceServicer):
             message = f"last: at most {LAST_MAX}; read more with from_offset"
             raise Refusal(Status.INVALID_ARGUMENT, "too_many_entries", message)
         walk_from = request.from_offset
-        async with self._lookback.reading() as reading:
+        lookback = self._lookback
+        async with lookback.following() if request.follow else lookback.reading() as reading:
             if request.last and not request.from_offset:
                 end = self._core.cluster.offset
                 shown = await reading.run(self._last(reading.log, request, end))
@@ -80,8 +81,13 @@ class LogServicer(log_service_pb2_grpc.LogServiceServicer):
     ) -> wire.ReplayLogResponse:
         check(request)
         moment = moment_of(at_ms=request.at_ms, at_offset=request.at_offset)
-        live = still(self._core.cluster)
-        return await self._lookback.run(lambda log, stop: replay(log, live, moment, stop))
+        async with self._lookback.reading() as reading:
+
+            def made() -> Callable[[], wire.ReplayLogResponse]:
+                live = still(self._core.cluster)
+                return lambda: replay(reading.log, live, moment, reading.stop)
+
+            return await reading.run_made(made)
 
     async def ReadHistory(
         self, request: wire.ReadHistoryRequest, _context: Context
