@@ -7,9 +7,10 @@ learns that, and knows nothing of the outcome. `lag_ms` makes it read the log in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
+import msgspec
 from google.protobuf.message import Message
 
 from services.gateway.auth import Caller
@@ -36,6 +37,13 @@ _BROKEN: Final = Refusal(Status.UNAVAILABLE, "connection_lost", "the connection 
 Answered = Callable[[Message | Refusal], None]
 
 
+class Drain(msgspec.Struct, frozen=True):
+    """Who takes what a stream has to send."""
+
+    send: Callable[[Any], None]
+    broke: Callable[[], None]
+
+
 class GatewayProcess(Process):
     """The real core with a driver on virtual time."""
 
@@ -56,7 +64,7 @@ class GatewayProcess(Process):
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
         self._calls: dict[int, Answered] = {}
-        self._drains: dict[Outbox, Callable[[Message | None], None]] = {}
+        self._drains: dict[Outbox, Drain] = {}
         self._waiting: list[Write] = []
         self._writing = False
         # When the core is ticked next, and the timer for it.
@@ -108,12 +116,13 @@ class GatewayProcess(Process):
             self._tick.cancel()
         for answered in calls.values():
             answered(_BROKEN)
-        for send in drains.values():
-            send(None)
+        for drain in drains.values():
+            drain.broke()
 
     def now(self) -> Now:
         """The time of an input."""
-        return Now(self._clock.wall_ms(), self.kernel.now_ms)
+        now_ms = self.kernel.now_ms
+        return Now(now_ms + self._clock.ahead_ms, now_ms)
 
     # --- calls and streams
 
@@ -133,9 +142,9 @@ class GatewayProcess(Process):
 
         self.guarded(asked)
 
-    def drain(self, outbox: Outbox, send: Callable[[Message | None], None]) -> None:
-        """Give what the stream has to send to `send`; None when it was cut or broke."""
-        self._drains[outbox] = send
+    def drain(self, outbox: Outbox, drain: Drain) -> None:
+        """Give what the stream has to send to `drain.send`; say `broke` when it was cut or broke."""
+        self._drains[outbox] = drain
 
     def undrain(self, outbox: Outbox) -> None:
         """Nobody listens to it any more."""
@@ -157,7 +166,7 @@ class GatewayProcess(Process):
         self,
         writes: list[Write],
         answers: list[tuple[int, Message | Refusal]],
-        ready: Iterable[Outbox],
+        ready: Collection[Outbox],
     ) -> None:
         if writes:
             self._waiting += writes
@@ -168,20 +177,21 @@ class GatewayProcess(Process):
             answered = self._calls.pop(number, None)
             if answered is not None:
                 answered(result)
-        now = self.now()
-        for outbox in ready:
-            self._pull(outbox, now)
+        if ready:
+            now = self.now()
+            for outbox in ready:
+                self._pull(outbox, now)
 
     def _pull(self, outbox: Outbox, now: Now) -> None:
-        send = self._drains.get(outbox)
-        if send is None:
+        drain = self._drains.get(outbox)
+        if drain is None:
             return
         try:
             while (message := outbox.pull(now)) is not None:
-                send(message)
+                drain.send(message)
         except Refusal:
             self._drains.pop(outbox, None)
-            send(None)
+            drain.broke()
 
     # --- writes
 

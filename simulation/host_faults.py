@@ -108,7 +108,7 @@ def disk_slow(world: World, fault: Fault) -> None:
 def clock_step(world: World, fault: Fault) -> None:
     """An hour forward or back, on one host or service."""
     step_ms = 3_600_000 if fault.target % 2 else -3_600_000
-    world.clocks[fault.target % len(world.clocks)].wall_offset_ms += step_ms
+    world.clocks[fault.target % len(world.clocks)].ahead_ms += step_ms
 
 
 # --- links and devices

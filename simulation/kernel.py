@@ -71,7 +71,7 @@ class Kernel:
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= at_us:
             when, _, due = pop(heap)
-            if type(due) is Timer:
+            if isinstance(due, Timer):
                 call, due.call = due.call, None
                 if call is None:
                     continue

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from google.protobuf.message import Message
-
 from services.agent import messages as m
 from services.agent import wire
 from services.agent.core import AgentCore
@@ -18,7 +16,7 @@ from services.agent.orders import Order
 from services.agent.table import AgentState, Ending
 from services.gateway.refusal import Refusal
 from services.gateway.sessions import AttachStream
-from simulation.gateway import AGENT, GatewayProcess
+from simulation.gateway import AGENT, Drain, GatewayProcess
 from simulation.kernel import US_PER_MS
 from simulation.physics import Physics
 from simulation.pipe import Pipe
@@ -51,7 +49,7 @@ class _Line:
         kernel, chance = host.kernel, host.chance
         self.up = Pipe(kernel, chance, self._up_blocked, self._arrive)
         self.down = Pipe(kernel, chance, self._down_blocked, host.hear)
-        gateway.drain(stream, self._sent)
+        gateway.drain(stream, Drain(self.down.send, self._broke))
 
     def close(self) -> None:
         """The host hangs up; behind a cut the gateway does not learn it, and holds half a connection."""
@@ -81,16 +79,12 @@ class _Line:
             core.agents.take(self.stream, request, self.gateway.now())
         except Refusal as refusal:
             self.host.kernel.note(f"{self.host.name} refused: {refusal.code}")
-            self.host.line_broke(self)
+            self._broke()
         self.gateway.perform()
 
-    def _sent(self, message: Message | None) -> None:
-        """The gateway sends; None: it cut the stream, or crashed."""
-        if message is None:
-            self.host.line_broke(self)
-            return
-        assert isinstance(message, pb.AttachResponse), "what an attach stream carries"
-        self.down.send(message)
+    def _broke(self) -> None:
+        """The gateway cut the stream, or crashed."""
+        self.host.line_broke(self)
 
 
 class Host(Process):
@@ -302,8 +296,8 @@ class Host(Process):
     def _perform(self, action: m.Action) -> None:  # noqa: C901 - one case an action
         match action:
             case m.SendBeat() | m.SendReport() | m.SendAck() | m.SendAttach() | m.SendProbeFailed():
-                if self.core is not None:
-                    self._send(wire.request(self.name, action))
+                if self._line is not None:
+                    self._line.up.send(wire.request(self.name, action))
             case m.Renew(stamp=stamp):
                 self._renewed = stamp
             case m.Persist(version=version, state=state):
@@ -452,4 +446,4 @@ class Host(Process):
 
     def _now(self) -> Now:
         now_ms = self.kernel.now_ms
-        return Now(now_ms, now_ms, self._clock.wall_ms())
+        return Now(now_ms, now_ms, now_ms + self._clock.ahead_ms)

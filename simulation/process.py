@@ -21,16 +21,15 @@ class Crash(BaseException):
 
 
 class SimClock:
-    """Clocks of one host. The wall is off by `wall_offset_ms`, and can be stepped."""
+    """Clocks of one host: its wall goes `ahead_ms` before virtual time, and can be stepped."""
 
-    def __init__(self, kernel: Kernel, *, epoch_ms: int, wall_offset_ms: int = 0) -> None:
+    def __init__(self, kernel: Kernel, *, ahead_ms: int) -> None:
         self._kernel = kernel
-        self._epoch_ms = epoch_ms
-        self.wall_offset_ms = wall_offset_ms
+        self.ahead_ms = ahead_ms
 
     def wall_ms(self) -> int:
         """See Clock."""
-        return self._epoch_ms + self.wall_offset_ms + self._kernel.now_ms
+        return self.ahead_ms + self._kernel.now_ms
 
     def monotonic_ms(self) -> int:
         """See Clock."""

@@ -27,7 +27,7 @@ from statemachines.policy import Policy
 _RETRY_MS = 100
 # A standby stands for election this often; a leader without work looks this often.
 _LOOK_MS = 500
-_SCHEDULER_READS = ("log", "requests", "reports", "verdicts")
+_LEADER_READS = ("requests", "reports", "verdicts")
 
 
 def _nothing(_cluster: Cluster) -> tuple[Recorded, ...]:
@@ -57,7 +57,8 @@ class SchedulerProcess(Process):
         self._broker, self._election, self._clock = broker, election, clock
         self._cell, self._policy = cell, policy
         self._nonce = itertools.count(1)
-        broker.on_record(_SCHEDULER_READS, self._woken)
+        broker.on_record(("log",), self._woken)
+        broker.on_record(_LEADER_READS, self._fed)
 
     @property
     def leads(self) -> bool:
@@ -128,6 +129,10 @@ class SchedulerProcess(Process):
 
     def _woken(self) -> None:
         if self.up:
+            self.wake(1)
+
+    def _fed(self) -> None:
+        if self.leads:
             self.wake(1)
 
 

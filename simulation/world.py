@@ -272,6 +272,6 @@ class World:
 
     def _clock(self) -> SimClock:
         offset_ms = self._clock_chance.randint(-5_000, 5_000)
-        clock = SimClock(self.kernel, epoch_ms=EPOCH_MS, wall_offset_ms=offset_ms)
+        clock = SimClock(self.kernel, ahead_ms=EPOCH_MS + offset_ms)
         self.clocks.append(clock)
         return clock

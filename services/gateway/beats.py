@@ -50,7 +50,9 @@ class Beats:
         size = beat.ByteSize()
         if size > BEAT_BYTES_MAX:
             raise too_large(beat, size, BEAT_BYTES_MAX)
-        partition = topics.partition_of(beat.node.encode(), self._partitions)
+        partition = 0
+        if self._partitions > 1:
+            partition = topics.partition_of(beat.node.encode(), self._partitions)
         waiting = self._waiting.setdefault(partition, [])
         waiting.append(beat)
         if not self._timed:

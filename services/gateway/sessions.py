@@ -79,7 +79,7 @@ class AttachStream(Outbox):
             message = super().pull(now)
             assert isinstance(message, wire.AttachResponse)
             return message
-        if self._set_is_next or not self.beat_acks:
+        if self.dirty and (self._set_is_next or not self.beat_acks):
             update = self._next_set(now)
             if update is not None:
                 self._set_is_next = False
