@@ -357,6 +357,11 @@ def _no_fence(planting: Planting) -> None:
     planting.replace(Order, "fenced_after_ms", lambda _: property(lambda _self: 0))
 
 
+def _no_supervisor(planting: Planting) -> None:
+    """Runs of an agent that is stopped are fenced by nobody."""
+    planting.replace(Host, "_supervise", lambda _: lambda _self, _process, since_ms: None)  # noqa: ARG005
+
+
 # --- defects that histories found once: each is what the code was before
 
 
@@ -450,6 +455,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     Bug("double-start", "an adopted run is started again", _double_start),
     Bug("lost-spool", "the end of a run is not kept until it is acknowledged", _lost_spool, scenario="stale-sets"),
     Bug("no-fence", "an agent that is cut off does not fence itself", _no_fence, scenario="partition"),
+    Bug("no-supervisor", "the runs of an agent that is stopped are fenced by nobody", _no_supervisor, scenario="freeze"),
 )  # fmt: skip
 # Real ones: without their bug, the same seeds must hold for ever.
 ONCE: Final[tuple[Bug, ...]] = (

@@ -7,6 +7,7 @@ links go down and up. What breaks is told as the agent would tell it, by signals
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from services.agent import messages as m
 from services.agent import wire
@@ -348,9 +349,26 @@ class Host(Process):
         self._physics.started(
             self.name, order, lambda code, signal: self._exited(order.run, code, signal)
         )
+        if order.fenced_after_ms:
+            self._supervise(process, since_ms=self._clock.monotonic_ms())
         self.point("after start")
         if process.ending is None:
             self.feed(m.Started(order.run))
+
+    def _supervise(self, process: HostProcess, since_ms: int) -> None:
+        """Its supervisor kills a run once no renewal has come for too long, whether or not the agent lives."""
+        if process.ending is not None:
+            return
+        renewed_ms = max(since_ms, self._renewed.mono_ms if self._renewed else 0)
+        left_ms = renewed_ms + process.order.fenced_after_ms - self._clock.monotonic_ms()
+        if left_ms > 0:
+            look = partial(self._supervise, process, renewed_ms)
+            self.kernel.after(left_ms * US_PER_MS, look)
+            return
+        process.ending = Ending(Evidence.SELF_FENCED, signal=9)
+        self._physics.ended(self.name, process.order)
+        if self.up:
+            self.later(5, self.feed, m.Ended(process.order.run, process.ending))
 
     def _exited(self, run: RunId, code: int, signal: int) -> None:
         """The program ended by itself; its supervisor knows how."""
