@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Final
 
 from services.gateway.driver import Driver
 from services.gateway.gate import Context, caller
@@ -15,6 +16,9 @@ from services.runtime.ports import Blobs
 from tidemill.v1 import node_service_pb2 as wire
 from tidemill.v1 import node_service_pb2_grpc
 
+# Blobs that are fetched at once. Kafka's are found by reading their topic, once after a start: others need threads too.
+FETCHES_MAX: Final = 2
+
 
 class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     """Agents attach here."""
@@ -23,6 +27,7 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self._driver = driver
         self._core = driver.core
         self._blobs = blobs
+        self._fetching = asyncio.Semaphore(FETCHES_MAX)
 
     async def Attach(
         self, request_iterator: AsyncIterator[wire.AttachRequest], _context: Context
@@ -57,7 +62,8 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         self, request: wire.GetBlobRequest, _context: Context
     ) -> wire.GetBlobResponse:
         check(request)
-        blob = await asyncio.to_thread(self._blobs.get, request.digest)
+        async with self._fetching:
+            blob = await asyncio.to_thread(self._blobs.get, request.digest)
         if blob is None:
             raise Refusal(
                 Status.NOT_FOUND,

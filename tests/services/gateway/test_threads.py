@@ -12,6 +12,7 @@ from services.gateway.core import GatewayCore
 from services.gateway.driver import Driver
 from services.gateway.effects import Write
 from services.gateway.follow import Follower, Read
+from services.gateway.servicers.nodes import FETCHES_MAX, NodeServicer
 from services.runtime import codec
 from services.runtime.ids import blob_digest
 from services.runtime.ports import LogRecord, Outgoing, PortError
@@ -20,6 +21,7 @@ from statemachines.entry import Entry, Recorded
 from statemachines.facts import TermOpened
 from tests.services.gateway.world import CELL, KEY
 from tidemill.v1 import log_pb2
+from tidemill.v1 import node_service_pb2 as wire
 
 WITHIN_S = 30.0
 
@@ -334,6 +336,36 @@ async def test_a_bug_in_a_thread_ends_the_process() -> None:
         error = await stand.failed
     await stand.stop()
     assert isinstance(error, ValueError)
+
+
+class SlowBlobs(Disk):
+    """Blobs of which each is waited for until the gate is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate.clear()
+
+    def get(self, digest: str) -> bytes | None:
+        self.began.put(1)
+        assert self.gate.wait(WITHIN_S)
+        return digest.encode()
+
+
+async def test_blobs_that_are_slow_leave_threads_for_others() -> None:
+    stand, blobs = Stand(), SlowBlobs()
+    servicer = NodeServicer(stand.driver, blobs)
+    requests = [wire.GetBlobRequest(digest=blob_digest(b"%d" % n)) for n in range(40)]
+    fetching = [asyncio.create_task(servicer.GetBlob(each, None)) for each in requests]  # type: ignore[arg-type]
+    async with asyncio.timeout(WITHIN_S):
+        for _ in range(FETCHES_MAX):
+            await asyncio.to_thread(blobs.began.get, timeout=WITHIN_S)
+        await asyncio.to_thread(lambda: None)
+        began = blobs.began.qsize()
+        blobs.gate.set()
+        answers = await asyncio.gather(*fetching)
+    await stand.stop()
+    assert began == 0
+    assert [answer.blob.decode() for answer in answers] == [each.digest for each in requests]
 
 
 async def test_telemetry_and_what_is_decided_on_fail_apart() -> None:
