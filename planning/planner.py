@@ -13,7 +13,7 @@ from planning.capacity import Capacity
 from planning.decisions import Decision, Place, Wait
 from planning.gang import place_gang
 from planning.line import JobClass, Key, Line
-from planning.restart import avoid, master_port, restart_point
+from planning.restart import avoid, leave, master_port, restart_point
 from statemachines.cluster import Cluster, Touched
 from statemachines.job import Job
 from statemachines.policy import Policy
@@ -29,6 +29,8 @@ class Planner:
         self._line = Line()
         self._policy: Policy = cluster.policy
         self._borrowed: dict[NodeId, None] = {}
+        # Ports that the plan at hand gives away, by the node that leads.
+        self._ports: dict[NodeId, set[int]] = {}
         self._early: dict[JobId, None] = {}
         self._more = False
         self._starves_at: int | None = None
@@ -50,6 +52,7 @@ class Planner:
     def plan(self, now_ms: int, *, limit: int) -> list[Decision]:
         """Up to `limit` decisions; `next_due_ms` is now when more are waiting to be said."""
         self._give_back()
+        self._ports.clear()
         for job in self._line.due(now_ms):
             self._refresh_job(job, now_ms)
         decisions: list[Decision] = []
@@ -143,16 +146,21 @@ class Planner:
             devices, cpu_milli = given.get(queue.id, (0, 0))
             given[queue.id] = (devices + job.spec.devices, cpu_milli + job.spec.cpu_milli)
         resume = restart_point(self._cluster, job, placements)
-        port = master_port(self._cluster, job, placements[0].node)
+        leads = placements[0].node
+        ports = self._ports.setdefault(leads, set())
+        port = master_port(self._cluster, job, leads, given=ports)
+        ports.add(port)
         decisions.append(Place(job.id, placements, resume, port, _why(placements)))
         return None
 
     def _search(self, job: Job) -> tuple[tuple[Placement, ...], int]:
         """Placements, or none and how many members had a place; nodes to avoid are used when nothing else fits."""
-        avoided = avoid(self._cluster, job)
-        placements, placed = place_gang(self._capacity, job, avoid=avoided)
-        if not placements and avoided:
-            placements, placed = place_gang(self._capacity, job, avoid=frozenset())
+        suspects, placed = avoid(self._cluster, job), 0
+        placements: tuple[Placement, ...] = ()
+        for avoided in dict.fromkeys((suspects | leave(self._cluster, job), suspects, frozenset())):
+            placements, placed = place_gang(self._capacity, job, avoid=avoided)
+            if placements:
+                break
         for placement in placements:
             self._borrowed[placement.node] = None
         return placements, placed

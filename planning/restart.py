@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from statemachines.attempt import Attempt
@@ -23,8 +24,9 @@ _NODE_WENT: Final = frozenset(
         Evidence.OPERATOR_SAID,
     }
 )
-# Megatron: the same checkpoint on other hardware; hardware suspect after a failed validation.
-_OTHER_NODES: Final = frozenset({16, 17})
+# Megatron: the same checkpoint on other nodes; hardware suspect after a failed validation.
+_OTHER_NODES: Final = 16
+_OTHER_HARDWARE: Final = frozenset({_OTHER_NODES, 17})
 
 
 def restart_point(cluster: Cluster, job: Job, placements: tuple[Placement, ...]) -> ResumePoint:
@@ -43,9 +45,12 @@ def _reachable(checkpoint: Checkpoint, placements: tuple[Placement, ...]) -> boo
     return len(placements) == 1 and placements[0].node == checkpoint.node != ""
 
 
-def master_port(cluster: Cluster, job: Job, node: NodeId) -> int:
-    """A port of the policy's range that no other live gang led from this node uses; moves on with each attempt."""
-    used = set()
+def master_port(cluster: Cluster, job: Job, node: NodeId, *, given: Collection[int] = ()) -> int:
+    """A port of the policy's range that no other live gang led from this node uses; moves on with each attempt.
+
+    `given` are those that the plan at hand gives away there.
+    """
+    used = set(given)
     for run_id in cluster.usage[node].runs:
         run = cluster.runs[run_id]
         attempt = cluster.find_attempt(run.job, run.attempt) if run.rank == 0 else None
@@ -72,6 +77,16 @@ def avoid(cluster: Cluster, job: Job) -> frozenset[NodeId]:
     return frozenset([run.node for run in runs if _suspect(cluster, last.cause, run)])
 
 
+def leave(cluster: Cluster, job: Job) -> frozenset[NodeId]:
+    """All nodes of the last attempt if a member of it asked for others: who hears nothing cannot know whose fault it is."""
+    last = cluster.attempt(job.id)
+    if last is None:
+        return frozenset()
+    runs = [cluster.runs[run_id] for run_id in last.runs]
+    asked = any(run.exit_code == _OTHER_NODES for run in runs)
+    return frozenset([run.node for run in runs]) if asked else frozenset()
+
+
 def broken_by(cluster: Cluster, attempt: Attempt) -> frozenset[NodeId]:
     """Nodes whose hardware brought the attempt down, whatever its program said: nobody can blame a node by exit codes."""
     runs = [cluster.runs[run_id] for run_id in attempt.runs]
@@ -80,7 +95,7 @@ def broken_by(cluster: Cluster, attempt: Attempt) -> frozenset[NodeId]:
 
 def _suspect(cluster: Cluster, cause: Cause | None, run: Run) -> bool:
     never_began = cause is Cause.START_FAILED and not run.started_at_ms
-    return never_began or run.exit_code in _OTHER_NODES or _failed(cluster, cause, run)
+    return never_began or run.exit_code in _OTHER_HARDWARE or _failed(cluster, cause, run)
 
 
 def _failed(cluster: Cluster, cause: Cause | None, run: Run) -> bool:

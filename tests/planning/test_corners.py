@@ -223,6 +223,29 @@ def test_a_program_that_asks_for_other_hardware_gets_it_and_any_other_failure_bl
     assert gang_ends(Cause.PROGRAM_FAILED, evidence=exited, code=1) == set()
 
 
+@pytest.mark.parametrize(
+    ("code", "nodes", "kept"), [(16, 4, set()), (16, 3, {"a"}), (16, 2, {"a", "b"}), (17, 4, {"a"})]
+)
+def test_a_gang_that_asks_for_other_nodes_leaves_all_of_its_own_where_there_are_others(
+    code: int, nodes: int, kept: set[str]
+) -> None:
+    """Who hears nothing from a peer is not to blame more than the peer; where nodes are few, only who asked leaves."""
+    cell = Cell()
+    for name in "abcd"[:nodes]:
+        cell.node(name, devices=1)
+    cell.job("gang", members=2)
+    cell.plan()
+    first, second = (cell.cluster.runs[RunId(f"gang.1.{rank}")] for rank in range(2))
+    assert (first.node, second.node) == ("a", "b")
+    cell.record(facts.RunEnded(second.id, code, 0, Evidence.EXIT_STATUS, ""))
+    cell.record(facts.RunEnded(first.id, 143, 0, Evidence.KILLED_AND_REAPED, ""))
+    ended = (Outcome.FAILED, Cause.PROGRAM_FAILED, "", JobNext.QUEUED, 0)
+    cell.record(facts.AttemptEnded(JobId("gang"), 1, *ended))
+    cell.plan()
+    now = {cell.cluster.runs[RunId(f"gang.2.{rank}")].node for rank in range(2)}
+    assert now & {"a", "b"} == kept
+
+
 @pytest.mark.parametrize("cause", [Cause.DEVICE_FAULT, Cause.NIC_FAULT])
 def test_a_node_that_was_removed_is_blamed_for_nothing(cause: Cause) -> None:
     cell = three()
