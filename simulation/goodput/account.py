@@ -62,6 +62,11 @@ class Account:
         self.useful_ms = to_ms
 
     @property
+    def productive_ms(self) -> int:
+        """What counts for ETTR: progress that stands, at whatever speed it was made, as in the literature."""
+        return self.useful_ms + self.lost_ms["straggler"]
+
+    @property
     def total_ms(self) -> int:
         """All that was booked."""
         return self.useful_ms + sum(self.lost_ms.values())
@@ -79,5 +84,34 @@ class JobResult(msgspec.Struct, frozen=True):
 
     @property
     def ettr(self) -> float:
-        """Productive share of the time; a straggler's slowness counts as time well spent, as in the literature."""
+        """Productive share of the time."""
         return (self.useful_gpu_hours + self.lost_gpu_hours.get("straggler", 0.0)) / self.gpu_hours
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of a history. Hours are GPU-hours of all jobs; `spells` are the big job's ETTR, a quarter of a day each."""
+
+    arm: str
+    jobs: tuple[JobResult, ...]
+    spells: tuple[float, ...]
+    lost_gpu_hours: dict[str, float]
+    restarts: int
+    evictions: dict[str, int]
+    interruptions: int  # Of the big job, by faults.
+    by_hardware: int  # Of these, those whose cause is hardware.
+    spares: int
+    out_mean: float
+    out_max: int
+    replaced: int  # Lemons.
+    faults: dict[str, int]
+
+    @property
+    def ettr(self) -> float:
+        """Of the big job."""
+        return self.jobs[0].ettr
+
+    @property
+    def cascade_share(self) -> float:
+        """Of all that was lost, what jobs lost by making room for a more important one."""
+        lost = sum(self.lost_gpu_hours.values())
+        return self.lost_gpu_hours.get("cascade", 0.0) / lost if lost else 0.0

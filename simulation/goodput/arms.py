@@ -31,7 +31,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     hang_ms: int  # From the last step.
     react_ms: tuple[int, int]  # From a fault that shows until the system acts.
     requeue_ms: int  # That a requeued job waits although there is room.
+    kill_ms: int  # From the stop signal until a gang that hangs is killed; 0: by the leader's own deadline.
     shuts: frozenset[Channel]  # Faults after which the node takes nothing new.
+    sees_ports: bool  # A gang takes a node with a dead port last.
+    lemons: Rules | None  # Who breaks too many attempts is cordoned, by these rules.
     reads_exit_codes: bool  # 16 and 17 put the next attempt elsewhere.
     false_alarms: bool  # The world's rate is that of a detector that is as fast as ours.
     asks_for_saves: bool  # Before planned work and preemption.
@@ -49,7 +52,10 @@ def tidemill(world: World, rules: Rules) -> Arm:
         hang_ms=round(world.hang_after_s * 1000) + _TICK_MS,
         react_ms=(0, _TICK_MS),
         requeue_ms=0,
+        kill_ms=0,
         shuts=frozenset({Channel.SILENT, Channel.DEVICE}),
+        sees_ports=True,
+        lemons=rules,
         reads_exit_codes=True,
         false_alarms=True,
         asks_for_saves=True,
@@ -71,7 +77,10 @@ def kubernetes(world: World) -> Arm:
         hang_ms=600_000,
         react_ms=(0, 1_000),
         requeue_ms=10_000,
+        kill_ms=30_000,  # terminationGracePeriodSeconds [P].
         shuts=frozenset({Channel.SILENT, Channel.DEVICE}),
+        sees_ports=False,
+        lemons=None,
         reads_exit_codes=False,
         false_alarms=False,
         asks_for_saves=False,
@@ -93,7 +102,10 @@ def slurm(world: World) -> Arm:
         hang_ms=600_000,
         react_ms=(0, 1_000),
         requeue_ms=130_000,
+        kill_ms=30_000,  # KillWait [P].
         shuts=frozenset({Channel.SILENT}),
+        sees_ports=False,
+        lemons=None,
         reads_exit_codes=False,
         false_alarms=False,
         asks_for_saves=False,

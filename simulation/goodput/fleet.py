@@ -32,7 +32,6 @@ GPUS_PER_NODE: Final = 8
 _NICS: Final = 8
 _MODEL: Final = "8xH100"
 _PRIORITY: Final = 1_000_000  # Above all that waiting could add to a smaller job's.
-_SPARES_SHARE: Final = 0.99  # The pool suffices with this probability [D].
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -59,7 +58,7 @@ def _wanted_spares(world: World) -> int:
     mean_s = _mean_s(repair.reset.median_s, repair.reset.sigma) * repair.reset_share
     mean_s += _mean_s(repair.physical.median_s, repair.physical.sigma) * (1 - repair.reset_share)
     per_day = PER_1000_NODE_DAYS / 1000 * world.scale * world.nodes
-    return poisson_quantile(per_day * mean_s / 86_400, _SPARES_SHARE)
+    return poisson_quantile(per_day * mean_s / 86_400, world.spares)
 
 
 def _mean_s(median_s: float, sigma: float) -> float:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from planning.decisions import Place
 from planning.planner import Planner
+from planning.restart import broken_by
 from services.health import wire
-from services.health.messages import Verdict
+from services.health.messages import AttemptBroken, Verdict
 from services.scheduler import attempts, job_requests, nodes, trainers, verdicts
 from services.scheduler.arrays import Arrays
 from services.scheduler.draft import Draft
@@ -29,20 +30,23 @@ from tidemill.v1 import requests_pb2
 
 _DECISIONS: Final = 2_000
 _SIGTERM: Final = 15
+_HARDWARE: Final = frozenset({Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT})
 
 
 class Unsealed(Draft):
     """A draft whose facts take effect and are not kept."""
 
-    def __init__(self, cluster: Cluster, now_ms: int, ends: Counter[Cause]) -> None:
+    def __init__(
+        self, cluster: Cluster, now_ms: int, ended: Callable[[AttemptEnded], None]
+    ) -> None:
         super().__init__(cluster, term=cluster.term, now_ms=now_ms)
-        self._ends = ends
+        self._ended = ended
 
     def record(self, fact: Fact) -> None:
         """Apply it; raises IllegalTransition."""
         self.cluster.apply(Recorded(fact), self.now_ms)
         if isinstance(fact, AttemptEnded):
-            self._ends[fact.cause] += 1
+            self._ended(fact)
 
 
 class Leader:
@@ -51,6 +55,7 @@ class Leader:
     def __init__(self, facts: Sequence[Fact]) -> None:
         self.cluster = Cluster("goodput", track=True)
         self.ends: Counter[Cause] = Counter()
+        self._broken: list[AttemptBroken] = []
         for fact in facts:
             self.cluster.apply(Recorded(fact), 0)
         self._planner = Planner(self.cluster)
@@ -60,8 +65,20 @@ class Leader:
 
     def decide(self, now_ms: int, what: Callable[[Draft], None]) -> None:
         """Let real code decide something: `what` calls it with the draft."""
-        what(Unsealed(self.cluster, now_ms, self.ends))
+        what(Unsealed(self.cluster, now_ms, self._ended))
         self.cluster.at_ms = now_ms
+
+    def take_broken(self) -> list[AttemptBroken]:
+        """Attempts that the hardware of known nodes ended since the last call, as the health processor reads them off the log."""
+        broken, self._broken = self._broken, []
+        return broken
+
+    def _ended(self, fact: AttemptEnded) -> None:
+        self.ends[fact.cause] += 1
+        attempt = self.cluster.find_attempt(fact.job, fact.attempt)
+        if fact.cause in _HARDWARE and attempt is not None:
+            names = tuple(sorted(broken_by(self.cluster, attempt)))
+            self._broken.append(AttemptBroken(fact.job, fact.attempt, names))
 
     def verdict(self, now_ms: int, said: Verdict) -> None:
         """A verdict as the health processor writes it and the leader reads it."""
@@ -85,7 +102,7 @@ class Leader:
 
     def turn(self, now_ms: int) -> None:
         """What follows from what was decided: deadlines, drained nodes, the plan."""
-        draft, cluster = Unsealed(self.cluster, now_ms, self.ends), self.cluster
+        draft, cluster = Unsealed(self.cluster, now_ms, self._ended), self.cluster
         self._due.enforce(draft, limit=_DECISIONS)
         touched = cluster.take_touched()
         for node in touched.nodes:

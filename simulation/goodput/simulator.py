@@ -1,7 +1,7 @@
 """A fleet in virtual time: faults meet jobs, an arm notices, the real leader and planner decide, repairs bring nodes back.
 
-Modelled here: the physics of nodes and what each arm sees and when. Real: every decision about a node, an attempt or a
-placement. One seed, one history; time in milliseconds.
+Modelled here: what faults do to jobs, and what each arm sees and when. Real: every decision about a node, an attempt or
+a placement. One seed, one history; time in milliseconds.
 """
 
 from __future__ import annotations
@@ -9,108 +9,52 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import pairwise
 from random import Random
 from typing import Final
 
 import msgspec
 
-from services.health.messages import DeviceJudged, JobHung, NicJudged, NodeGone, NodeSuspect
-from services.scheduler import node_requests
-from services.scheduler.draft import Draft
-from simulation.goodput.account import JobResult, Phase
+from services.health.messages import JobHung
+from simulation.goodput.account import JobResult, Phase, Result
 from simulation.goodput.arms import Arm, known_after_ms
 from simulation.goodput.faults import DAY_MS, Event, Kind, events, lemons
-from simulation.goodput.fleet import GPUS_PER_NODE, Fleet, facts, fleet, inventory, node_id
+from simulation.goodput.fleet import GPUS_PER_NODE, Fleet, facts, fleet, node_id
 from simulation.goodput.leader import Leader
+from simulation.goodput.machine import Machine
 from simulation.goodput.parameters import HARDWARE, Channel, World
 from simulation.goodput.training import Training
+from simulation.goodput.workshop import Workshop
 from statemachines.attempt import AttemptState
-from statemachines.device import DeviceState
-from statemachines.facts import NodeJoined
 from statemachines.job import JobState
-from statemachines.nic import NicState
-from statemachines.node import NodeState, ServiceState
-from statemachines.values import JobId, Reason
+from statemachines.values import JobId
 from tidemill.v1 import requests_pb2
 
+SPELL_MS: Final = DAY_MS // 4
 _HOUR_MS: Final = 3_600_000
-# An operator vouches for a lost node at the latest when it is taken for repair [A].
-_CONFIRM_MS: Final = 600_000
-# A node that was lost by mistake is back as soon as its agent has ended what it ran [A].
-_REJOIN_MS: Final = 10_000
 _EXIT_CODES: Final = {Channel.SLOW: 17, Channel.CORRUPT: 16}
-_FAULTY: Final = Reason("fault", "a fault of the model")
-
-
-class Machine:
-    """One node's physics. `bad`: a fault that is still in it; `dead`: silent, and nobody knows; `out`: in repair."""
-
-    __slots__ = ("bad", "dead", "hits", "lemon", "number", "out", "slow")
-
-    def __init__(self, number: int, *, lemon: bool) -> None:
-        self.number = number
-        self.lemon = lemon
-        self.bad: Event | None = None
-        self.dead = False
-        self.out = False
-        self.hits: list[int] = []
-        self.slow: list[float] = []
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What came of a history. Hours are GPU-hours of all jobs."""
-
-    arm: str
-    jobs: tuple[JobResult, ...]
-    lost_gpu_hours: dict[str, float]
-    restarts: int
-    evictions: dict[str, int]
-    interruptions: int  # Of the big job, by faults.
-    by_hardware: int  # Of these, those whose cause is hardware.
-    spares: int
-    out_mean: float
-    out_max: int
-    quarantined: int
-    faults: dict[str, int]
-
-    @property
-    def ettr(self) -> float:
-        """Of the big job."""
-        return self.jobs[0].ettr
-
-    @property
-    def cascade_share(self) -> float:
-        """Of all that was lost."""
-        lost = sum(self.lost_gpu_hours.values())
-        return self.lost_gpu_hours.get("cascade", 0.0) / lost if lost else 0.0
 
 
 class Simulation:
     """One history of one world answered by one arm."""
 
-    def __init__(self, world: World, arm: Arm, seed: int, *, make_room: bool = True) -> None:
+    def __init__(self, world: World, arm: Arm, seed: int) -> None:
         self.now_ms = 0
         self._world, self._arm, self._seed = world, arm, seed
-        self._make_room_for_big = make_room
         self._crew: Fleet = fleet(world)
         self.leader = Leader(list(facts(world, self._crew, brake=arm.brake)))
-        bad = lemons(world, seed)
-        self.machines = [Machine(i, lemon=i in bad) for i in range(world.nodes)]
-        self._unwell: dict[int, None] = {}  # Nodes to look at when a job begins.
+        self.workshop = Workshop(
+            world, arm, self, self.leader, lemons=lemons(world, seed), seed=seed
+        )
         self.jobs = {
-            job: Training(job, nodes, self, self.leader, world, seed=seed, requeue_ms=arm.requeue_ms)
+            job: Training(job, nodes, self, self.leader, world, arm, seed=seed)
             for job, nodes in self._crew.jobs
         }  # fmt: skip
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self._due_ms: int | None = None
         self._calm_ms = 0
-        self._asked_for_room = 0
-        self._out = 0
-        self._out_since_ms = 0
-        self._out_ms = 0
-        self._out_max = 0
-        self._quarantined = 0
+        self._spells: list[int] = []
         self._interruptions = 0
         self._by_hardware = 0
         self._met: Counter[str] = Counter()
@@ -132,19 +76,25 @@ class Simulation:
             self.after(event.at_ms, lambda event=event: self._meet(event))  # type: ignore[misc]
         self.turn()
         ends_ms = round(self._world.days * DAY_MS)
-        while self._heap and self._heap[0][0] < ends_ms:
+        for at_ms in range(SPELL_MS, ends_ms + 1, SPELL_MS):
+            self.after(at_ms, self._mark)
+        while self._heap and self._heap[0][0] <= ends_ms:
             self.now_ms, _, what = heappop(self._heap)
             what()
         self.now_ms = ends_ms
         return self._result()
 
+    def _mark(self) -> None:
+        self._big.account.spend(self.now_ms)
+        self._spells.append(self._big.account.productive_ms)
+
     def turn(self) -> None:
         """Let the leader decide, and the jobs do what it decided."""
+        self.workshop.look_for_lemons()
         self.leader.turn(self.now_ms)
         for job in self.jobs.values():
             job.look()
-        if self._make_room_for_big:
-            self._make_room()
+        self._make_room()
         due_ms = self.leader.next_due_ms(self.now_ms)
         if due_ms is not None and due_ms != self._due_ms:
             self._due_ms = due_ms
@@ -166,7 +116,7 @@ class Simulation:
                 return
             case Kind.ALARM if not self._arm.false_alarms:
                 return
-        machine = self.machines[event.node]
+        machine = self.workshop.machines[event.node]
         if machine.out or machine.dead or (event.lemon and not machine.lemon):
             return
         self._met[event.kind.value] += 1
@@ -176,7 +126,7 @@ class Simulation:
             case Kind.FLAP:
                 self._flap(machine, event)
             case Kind.ALARM | Kind.SILENCE:
-                self._false_alarm(machine)
+                self._give_up_by_mistake(machine)
             case Kind.PLANNED:
                 self._plan_work(machine, event)
             case Kind.STRAGGLER:
@@ -191,14 +141,14 @@ class Simulation:
         if not event.transient:
             machine.bad = event
         if silent or not event.transient:
-            self._unwell[machine.number] = None
+            self.workshop.unwell[machine.number] = None
         job = self._job_on(machine)
         attempt = job.attempt() if job is not None else None
         number = attempt.number if attempt is not None else 0
         if job is not None and attempt is not None:
             self._hurt(job, event)
         if silent and self._arm.suspect_ms:
-            self.after(self._arm.suspect_ms, lambda: self._suspect(machine))
+            self.after(self._arm.suspect_ms, lambda: self.workshop.suspect(machine))
         chance = Random(f"{self._seed}/{event.number}/known")
         self.after(
             known_after_ms(self._arm, event, chance),
@@ -222,13 +172,14 @@ class Simulation:
         if machine.out:
             return  # Something else was known first.
         if event.channel is Channel.SILENT:
-            self._give_up(machine)
+            self.workshop.give_up(machine)
         elif event.channel in self._arm.shuts:
-            self._shut(machine)
+            self.workshop.shut(machine)
+        elif event.channel is Channel.PORT and self._arm.sees_ports:
+            self.workshop.unplug(machine)
         if job is not None:
             self._end_attempt(machine, event.channel, job, number)
-        if job is not None or event.channel in self._arm.shuts:
-            self._take_out(machine, event)
+        self.workshop.mend(machine, event)
         self._look()
 
     def _look(self) -> None:
@@ -243,14 +194,8 @@ class Simulation:
         attempt = job.attempt()
         if attempt is None or attempt.number != number or attempt.state is AttemptState.STOPPING:
             return
-        ours = self._arm.reads_exit_codes
-        if (
-            channel in (Channel.HANG, Channel.PORT)
-            and attempt.state is AttemptState.RUNNING
-            and ours
-        ):
-            if channel is Channel.PORT and not self._nic_is_faulty(machine):
-                self._judge_nic(machine, NicState.FAULTY)
+        ours, running = self._arm.reads_exit_codes, attempt.state is AttemptState.RUNNING
+        if ours and running and channel in (Channel.HANG, Channel.PORT):
             node = self.leader.cluster.nodes[node_id(machine.number)]
             port = (node.id, node.nics[0].spec.name) if channel is Channel.PORT else ("", "")
             hung = JobHung(job.id, number, self._arm.hang_ms, -1, 0, *port)
@@ -258,115 +203,6 @@ class Simulation:
         else:
             code = _EXIT_CODES.get(channel, 1) if ours else 1
             self.leader.member_failed(self.now_ms, attempt, node_id(machine.number), code)
-
-    # --- what is known of a node
-
-    def _suspect(self, machine: Machine) -> None:
-        node = self.leader.cluster.nodes[node_id(machine.number)]
-        if machine.dead and node.state is NodeState.READY:
-            said = NodeSuspect(node.id, node.incarnation, self._arm.suspect_ms)
-            self.leader.verdict(self.now_ms, said)
-
-    def _give_up(self, machine: Machine) -> None:
-        node = self.leader.cluster.nodes[node_id(machine.number)]
-        said = NodeGone(node.id, node.incarnation, self._arm.lost_ms[1], "silent")
-        self.leader.verdict(self.now_ms, said)
-
-    def _shut(self, machine: Machine) -> None:
-        self._judge_device(machine, DeviceState.FAULTY)
-
-    def _judge_device(self, machine: Machine, condition: DeviceState) -> None:
-        node = self.leader.cluster.nodes[node_id(machine.number)]
-        if node.devices[0].state is not condition:
-            said = DeviceJudged(node.id, node.incarnation, 0, condition, _FAULTY)
-            self.leader.verdict(self.now_ms, said)
-
-    def _judge_nic(self, machine: Machine, condition: NicState) -> None:
-        node = self.leader.cluster.nodes[node_id(machine.number)]
-        said = NicJudged(node.id, node.incarnation, node.nics[0].spec.name, condition, _FAULTY)
-        self.leader.verdict(self.now_ms, said)
-
-    def _nic_is_faulty(self, machine: Machine) -> bool:
-        nics = self.leader.cluster.nodes[node_id(machine.number)].nics
-        return nics[0].state is NicState.FAULTY
-
-    def _take_out(self, machine: Machine, event: Event) -> None:
-        """To repair, if it is shut or an operator takes it for a lemon."""
-        window_ms = round(self._world.quarantine_days * DAY_MS)
-        machine.hits = [at for at in machine.hits if at > self.now_ms - window_ms]
-        if event.channel is not Channel.CRASH:
-            machine.hits.append(self.now_ms)
-        wanted = self._world.quarantine_hits
-        if wanted and len(machine.hits) >= wanted:
-            self._quarantine(machine)
-        elif event.channel in self._arm.shuts:
-            self._begin_repair(machine, event.repair_ms)
-            self.after(event.repair_ms, lambda: self._repaired(machine, event))
-
-    def _quarantine(self, machine: Machine) -> None:
-        self._quarantined += 1
-        machine.hits.clear()
-        if self.leader.cluster.nodes[node_id(machine.number)].service is ServiceState.IN_SERVICE:
-            said = requests_pb2.CordonNode(node=node_id(machine.number), message="fails too often")
-            self._request_node(lambda draft: node_requests.cordon(draft, said))
-        chance = Random(f"{self._seed}/{machine.number}/{self.now_ms}/replace")
-        physical = self._world.repair.physical
-        out_ms = round(chance.lognormvariate(0, physical.sigma) * physical.median_s * 1000)
-        self._begin_repair(machine, out_ms)
-        self.after(out_ms, lambda: self._replaced(machine))
-
-    def _begin_repair(self, machine: Machine, out_ms: int) -> None:
-        machine.out = True
-        self._count_out(1)
-        if self.leader.cluster.nodes[node_id(machine.number)].state is NodeState.LOST:
-            self.after(min(_CONFIRM_MS, out_ms), lambda: self._confirm_dead(machine))
-
-    def _confirm_dead(self, machine: Machine) -> None:
-        said = requests_pb2.ConfirmNodeDead(node=node_id(machine.number), message="in repair")
-        self._request_node(lambda draft: node_requests.confirm_dead(draft, said))
-        self.turn()
-
-    def _repaired(self, machine: Machine, event: Event) -> None:
-        machine.bad = event if event.unfixed else None  # A lemon stays one: repairs do not help it.
-        self._back(machine)
-
-    def _replaced(self, machine: Machine) -> None:
-        machine.bad, machine.lemon = None, False
-        self._back(machine)
-
-    def _back(self, machine: Machine) -> None:
-        machine.out = machine.dead = False
-        self._count_out(-1)
-        if machine.bad is None and not machine.slow:
-            self._unwell.pop(machine.number, None)
-        self._rejoin(machine)
-        self._judge_device(machine, DeviceState.HEALTHY)
-        if self._nic_is_faulty(machine):
-            self._judge_nic(machine, NicState.HEALTHY)
-        self._uncordon(machine)
-        self.turn()
-
-    def _rejoin(self, machine: Machine) -> None:
-        node = self.leader.cluster.nodes[node_id(machine.number)]
-        if node.state is NodeState.LOST:
-            joined = NodeJoined(node.id, node.incarnation + 1, inventory(machine.number))
-            self.leader.decide(self.now_ms, lambda draft: draft.record(joined))
-        elif node.state is NodeState.SUSPECT:
-            joined = NodeJoined(node.id, node.incarnation, inventory(machine.number))
-            self.leader.decide(self.now_ms, lambda draft: draft.record(joined))
-
-    def _uncordon(self, machine: Machine) -> None:
-        said = requests_pb2.UncordonNode(node=node_id(machine.number))
-        self._request_node(lambda draft: node_requests.uncordon(draft, said))
-
-    def _request_node(self, what: Callable[[Draft], None]) -> None:
-        self.leader.decide(self.now_ms, what)
-
-    def _count_out(self, by: int) -> None:
-        self._out_ms += self._out * (self.now_ms - self._out_since_ms)
-        self._out_since_ms = self.now_ms
-        self._out += by
-        self._out_max = max(self._out_max, self._out)
 
     # --- what is no fault of a node
 
@@ -403,45 +239,27 @@ class Simulation:
                 self.after(event.length_ms, lambda job=job, serial=job.serial: job.recover(serial))  # type: ignore[misc]
                 continue
             job.hung = True
-            machine = self._machine_of(attempt.runs[0])
+            machine = self._machine_of(self.leader.cluster.runs[attempt.runs[0]].node)
             self.after(self._arm.hang_ms, lambda job=job, machine=machine, number=attempt.number:
                        self._flapped(machine, job, number))  # type: ignore[misc]  # fmt: skip
 
-    def _false_alarm(self, machine: Machine) -> None:
-        """A healthy node is given up: what ran there goes on elsewhere, and it comes back."""
+    def _give_up_by_mistake(self, machine: Machine) -> None:
+        """What ran on a healthy node goes on elsewhere."""
         job = self._job_on(machine)
         if job is not None and job.working:
             job.account.interrupt_for("false_alarm")
-        self._give_up(machine)
+        self.workshop.alarm(machine)
         self.turn()
-        self.after(_REJOIN_MS, lambda: self._alarm_over(machine))
-
-    def _alarm_over(self, machine: Machine) -> None:
-        if self.leader.cluster.nodes[node_id(machine.number)].state is NodeState.LOST and not machine.out:  # fmt: skip
-            self._confirm_dead(machine)
-            self._rejoin(machine)
-            self.turn()
 
     def _plan_work(self, machine: Machine, event: Event) -> None:
         wait_ms = 0 if self._arm.asks_for_saves else event.notice_ms
         within_ms = event.notice_ms if self._arm.asks_for_saves else 0
-        self.after(wait_ms, lambda: self._drain(machine, within_ms))
-        self.after(event.notice_ms + event.length_ms, lambda: self._work_done(machine))
-
-    def _drain(self, machine: Machine, within_ms: int) -> None:
-        if not machine.out:
-            said = requests_pb2.DrainNode(node=node_id(machine.number), within_ms=within_ms)
-            self._request_node(lambda draft: node_requests.drain(draft, said))
-            self.turn()
-
-    def _work_done(self, machine: Machine) -> None:
-        if not machine.out:
-            self._uncordon(machine)
-            self.turn()
+        self.after(wait_ms, lambda: self.workshop.drain(machine, within_ms))
+        self.after(event.notice_ms + event.length_ms, lambda: self.workshop.work_done(machine))
 
     def _slow_down(self, machine: Machine, event: Event) -> None:
         machine.slow.append(event.speed)
-        self._unwell[machine.number] = None
+        self.workshop.unwell[machine.number] = None
         self._set_pace(self._job_on(machine))
         self.after(event.length_ms, lambda: self._speed_up(machine, event.speed))
 
@@ -454,9 +272,9 @@ class Simulation:
         if job is not None:
             slow = [
                 speed
-                for number in self._unwell
-                for speed in self.machines[number].slow
-                if self._job_on(self.machines[number]) is job
+                for number in self.workshop.unwell
+                for speed in self.workshop.machines[number].slow
+                if self._job_on(self.workshop.machines[number]) is job
             ]
             job.set_speed(min(slow, default=1.0))
 
@@ -469,8 +287,8 @@ class Simulation:
     def began(self, job: Training) -> None:
         """It makes steps: on dead nodes it cannot, on bad ones it may fail again."""
         self._set_pace(job)
-        for number in list(self._unwell):
-            machine = self.machines[number]
+        for number in list(self.workshop.unwell):
+            machine = self.workshop.machines[number]
             if self._job_on(machine) is not job:
                 continue
             if machine.dead:
@@ -508,10 +326,8 @@ class Simulation:
                 return self.jobs[run.job]
         return None
 
-    def _machine_of(self, run: str) -> Machine:
-        cluster = self.leader.cluster
-        node = next(each.node for name, each in cluster.runs.items() if name == run)
-        return self.machines[int(node[1:])]
+    def _machine_of(self, node: str) -> Machine:
+        return self.workshop.machines[int(node[1:])]
 
     def _make_room(self) -> None:
         """An operator's rule: when the big job lacks nodes, the youngest smaller jobs are asked to leave."""
@@ -537,7 +353,6 @@ class Simulation:
     # --- the end
 
     def _result(self) -> Result:
-        self._count_out(0)
         lost: Counter[str] = Counter()
         jobs: list[JobResult] = []
         for name, job in self.jobs.items():
@@ -547,15 +362,18 @@ class Simulation:
         return Result(
             arm=self._arm.name,
             jobs=tuple(jobs),
+            spells=tuple(
+                [(later - before) / SPELL_MS for before, later in pairwise([0, *self._spells])]
+            ),
             lost_gpu_hours={cause: round(hours, 1) for cause, hours in sorted(lost.items())},
             restarts=sum(each.attempts - 1 for each in jobs),
             evictions={cause.value: count for cause, count in sorted(self.leader.ends.items())},
             interruptions=self._interruptions,
             by_hardware=self._by_hardware,
             spares=self._crew.spares,
-            out_mean=round(self._out_ms / self.now_ms, 2),
-            out_max=self._out_max,
-            quarantined=self._quarantined,
+            out_mean=round(self.workshop.out_mean(self.now_ms), 2),
+            out_max=self.workshop.out_max,
+            replaced=self.workshop.replaced,
             faults=dict(sorted(self._met.items())),
         )
 

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from services.gateway import advice
 from simulation.goodput.account import Account, Phase
+from simulation.goodput.arms import Arm
 from simulation.goodput.leader import Leader
 from simulation.goodput.parameters import World
 from statemachines.attempt import Attempt, AttemptState
@@ -47,14 +48,14 @@ class Training:
     """A job and its account. `serial` grows whenever what it had planned to do is off."""
 
     def __init__(
-        self, job: JobId, nodes: int, stage: Stage, leader: Leader, world: World, *, seed: int, requeue_ms: int
+        self, job: JobId, nodes: int, stage: Stage, leader: Leader, world: World, arm: Arm, *, seed: int
     ) -> None:  # fmt: skip
         self.id, self.nodes = job, nodes
         self.account = Account()
         self.serial = 0
         self.hung = False
         self._stage, self._leader, self._world = stage, leader, world
-        self._seed, self._requeue_ms = seed, requeue_ms
+        self._arm, self._seed = arm, seed
         self._attempt = 0
         self._stopping = 0
 
@@ -129,12 +130,14 @@ class Training:
             self.account.interrupt_for(sake)
         self._enter(Phase.RESTART)
         self.serial += 1
-        stop_ms = round((self._world.grace_s if hangs else self._world.stop_s) * 1000)
+        stop_ms = round(self._world.stop_s * 1000)
+        if hangs:
+            stop_ms = self._arm.kill_ms or attempt.stop_deadline_ms - self._stage.now_ms
         self._stage.after(stop_ms, lambda: self._stopped(attempt.number))
 
     def _stopped(self, number: int) -> None:
         self._enter(Phase.QUEUEING)
-        self._stage.after(self._requeue_ms, lambda: self._gone(number))
+        self._stage.after(self._arm.requeue_ms, lambda: self._gone(number))
 
     def _gone(self, number: int) -> None:
         attempt = self.attempt()
