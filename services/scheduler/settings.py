@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
-from services.runtime.settings import CellSettings
+from services.runtime.settings import CellSettings, SettingsError
 from services.scheduler.phases import Rules
 from statemachines.policy import DEFAULT_POLICY, Policy
 
 _P = DEFAULT_POLICY
+_PORT_MAX: Final = 65_535
 
 
 class SchedulerSettings(CellSettings, frozen=True, kw_only=True):
@@ -90,6 +91,15 @@ class SchedulerSettings(CellSettings, frozen=True, kw_only=True):
     port_count: Annotated[int, Meta(ge=1, le=64_512, description="Ports in that range")] = (
         _P.port_count
     )
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError."""
+        last = self.port_first + self.port_count - 1
+        if last > _PORT_MAX:
+            raise SettingsError(
+                f"port_count: {self.port_count} ports from {self.port_first} on end at {last}, which is no port; at most "
+                f"{_PORT_MAX - self.port_first + 1} from there"
+            )
 
     @property
     def policy(self) -> Policy:

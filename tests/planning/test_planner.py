@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from planning.decisions import Place, Wait
 from planning.planner import Planner
 from statemachines import facts
+from statemachines.policy import DEFAULT_POLICY
 from statemachines.queue import NO_LIMIT
 from statemachines.values import (
     JobId,
@@ -363,6 +365,21 @@ def test_master_ports_of_gangs_led_from_one_node_differ() -> None:
     cell.plan()
     ports = {attempt[-1].master_port for attempt in cell.cluster.attempts.values()}
     assert len(ports) == 4
+
+
+def test_gangs_that_one_plan_gives_to_one_node_have_ports_of_their_own() -> None:
+    """Their numbers ask for the same one; what a plan gives is not in the fold yet."""
+    cell = Cell()
+    cell.record(msgspec.structs.replace(DEFAULT_POLICY, port_count=7))
+    cell.node("a")
+    for i in range(7):
+        cell.job(f"j{i}")
+    places = [each for each in cell.plan() if isinstance(each, Place)]
+    assert len({place.master_port for place in places}) == 7
+    cell.end("j0")
+    cell.job("next")
+    (place,) = [each for each in cell.plan() if isinstance(each, Place)]
+    assert place.master_port == places[0].master_port
 
 
 def test_index_kept_by_touch_plans_as_one_built_anew() -> None:
