@@ -21,7 +21,7 @@ import msgspec
 from chaos import bugs, report, scenarios
 from chaos.minimise import minimise
 from chaos.seeds import Played, Task, all_of, cores
-from simulation.history import KINDS, play
+from simulation.history import KINDS, play, setup_of
 from simulation.scenario import Setup
 from statemachines.facts import Fact
 from statemachines.values import Cause, Evidence
@@ -217,9 +217,8 @@ def _draw(options: argparse.Namespace, seed: int, smallest: Setup | None) -> Non
     scenario = scenarios.load(options.scenario)
     with _planted(options):
         history = play(scenario, seed, smallest)
+    drawn, command = len(setup_of(scenario, seed).plan), replay_command(options, seed)
+    page = report.html(options.scenario, scenario, history, command, drawn=drawn)
     options.report.parent.mkdir(parents=True, exist_ok=True)
-    options.report.write_text(
-        report.html(options.scenario, scenario, history, replay_command(options, seed)),
-        encoding="utf-8",
-    )
+    options.report.write_text(page, encoding="utf-8")
     print(f"report: {options.report}")

@@ -24,11 +24,12 @@ ANYTHING: Final = "anything"
 
 
 class History(msgspec.Struct, frozen=True):
-    """What happened, for checks and reports."""
+    """What happened, for checks and reports. `names`: which job is the scenario's job-0 and so on."""
 
     setup: Setup
     verdict: Verdict
     events: tuple[Event, ...]
+    names: Mapping[str, str]
 
 
 def setup_of(scenario: Scenario, seed: int) -> Setup:
@@ -56,7 +57,7 @@ def play(scenario: Scenario, seed: int, given: Setup | None = None) -> History:
     if scenario.lost_steps_max is not None:
         failures += _lost_steps(world.physics.gangs, scenario.lost_steps_max)
     broken = (*verdict.broken, *[f"check: {failure}" for failure in failures if failure])
-    return History(made, msgspec.structs.replace(verdict, broken=broken), events)
+    return History(made, msgspec.structs.replace(verdict, broken=broken), events, names)
 
 
 def _lost_steps(gangs: Mapping[tuple[str, int], Gang], most: int) -> list[str]:
