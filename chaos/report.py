@@ -43,6 +43,7 @@ _AT_ONCE: Final = frozenset(
         "repeated input", "requeue a job", "retention",
     }
 )  # fmt: skip
+_ENDLESS: Final = frozenset({"fails under load", "link down"})
 # Drawn targets are large numbers of which a fault takes the remainder; they tell a person nothing.
 _TOLD_TARGETS: Final = 1_000
 # Drawn as a line: nothing of it happens any more.
@@ -108,6 +109,12 @@ def _lasts_ms(fault: Fault) -> int:
     return 0 if fault.kind in _AT_ONCE else fault.lasts_ms
 
 
+def _ends_ms(fault: Fault, until_ms: float) -> float:
+    """Where no end is given, some faults last until all is healed."""
+    endless = fault.kind in _ENDLESS and not fault.lasts_ms
+    return until_ms if endless else min(fault.at_ms + _lasts_ms(fault), until_ms)
+
+
 class _Canvas:
     """Rows of bars and marks over one time axis."""
 
@@ -170,9 +177,10 @@ class _Canvas:
             )
             at += step
         for x, colour, text in self._lines:
+            anchor = "end" if x > _LEFT + 0.9 * _WIDTH else "middle"
             axis.append(
                 f'<line x1="{x:.1f}" y1="18" x2="{x:.1f}" y2="{height - 14}" stroke="{colour}" stroke-dasharray="3 3"/>'
-                f'<text class="mark" x="{x:.1f}" y="{height - 3}" text-anchor="middle">{escape(text)}</text>'
+                f'<text class="mark" x="{x:.1f}" y="{height - 3}" text-anchor="{anchor}">{escape(text)}</text>'
             )
         width = _LEFT + _WIDTH + 30
         return (
@@ -257,10 +265,8 @@ def _faults(canvas: _Canvas, plan: Sequence[Fault], until_ms: float) -> None:
         canvas.label(kind)
         for fault in struck:
             if fault.kind == kind:
-                end_ms = min(fault.at_ms + _lasts_ms(fault), until_ms)
-                canvas.bar(
-                    fault.at_ms, end_ms, _FAULT, f"{fault.at_ms / 1000:.1f} s: {_words(fault)}"
-                )
+                title = f"{fault.at_ms / 1000:.1f} s: {_words(fault)}"
+                canvas.bar(fault.at_ms, _ends_ms(fault, until_ms), _FAULT, title)
         canvas.row()
     canvas.row(_GAP - _ROW)
 
