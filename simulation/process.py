@@ -50,7 +50,6 @@ class Process(ABC):
         self.crash_in = 0
         # Crash when this place is reached next; empty: nowhere.
         self.crash_at = ""
-        self.points = 0
         self.chance = kernel.chance(f"process {name}")
         self._timer: Timer | None = None
         self._life = 0
@@ -143,7 +142,6 @@ class Process(ABC):
 
     def point(self, where: str) -> None:
         """A place where it may crash."""
-        self.points += 1
         if self.crash_in:
             self.crash_in -= 1
             if not self.crash_in:

@@ -96,20 +96,18 @@ def order(message: wire.RunOrder) -> Order:
 def request(node: str, action: Sent) -> wire.AttachRequest:
     """The message that says it."""
     match action:
-        case m.SendBeat():
-            return _beat(node, action)
+        case m.SendBeat():  # By far the most; field by field takes half the time of keywords.
+            message = wire.AttachRequest()
+            beat = message.beat
+            beat.node = node
+            beat.incarnation = action.incarnation
+            beat.sequence = action.sequence
+            beat.at_ms = action.at_ms
+            beat.live_runs = action.live_runs
+            beat.stall_ms = action.stall_ms
+            return message
         case m.SendAttach():
-            attached = reports_pb2.NodeAttached(
-                inventory=inventory(action.inventory), live_runs=action.live_runs
-            )
-            attach = wire.AttachNode(
-                node=node,
-                incarnation=action.incarnation,
-                attached=attached,
-                term=action.at.term,
-                offset=action.at.offset,
-            )
-            return wire.AttachRequest(attach=attach)
+            return wire.AttachRequest(attach=_attach(node, action))
         case m.SendReport(report=claim):
             return wire.AttachRequest(report=report(node, claim))
         case m.SendAck(at=at, digest=digest):
@@ -127,17 +125,17 @@ def request(node: str, action: Sent) -> wire.AttachRequest:
             return wire.AttachRequest(signal=signal)
 
 
-def _beat(node: str, action: m.SendBeat) -> wire.AttachRequest:
-    """Field by field, which takes half the time of keywords: it is made for every beat."""
-    message = wire.AttachRequest()
-    beat = message.beat
-    beat.node = node
-    beat.incarnation = action.incarnation
-    beat.sequence = action.sequence
-    beat.at_ms = action.at_ms
-    beat.live_runs = action.live_runs
-    beat.stall_ms = action.stall_ms
-    return message
+def _attach(node: str, action: m.SendAttach) -> wire.AttachNode:
+    attached = reports_pb2.NodeAttached(
+        inventory=inventory(action.inventory), live_runs=action.live_runs
+    )
+    return wire.AttachNode(
+        node=node,
+        incarnation=action.incarnation,
+        attached=attached,
+        term=action.at.term,
+        offset=action.at.offset,
+    )
 
 
 def link_signal(node: str, incarnation: int, at_ms: int, change: LinkChange) -> wire.AttachRequest:
