@@ -97,11 +97,12 @@ class Service:
         shutdown.on_ask(asked)
         async with AsyncExitStack() as stack:
             keys = self._keys()
+            tokens = self._tokens(keys)
             blobs = stack.enter_context(closing(self._cell.blobs()))
             metrics = Metrics(self._telemetry.registry)
             driver = self._driver(stack, keys, metrics)
             gate = Gate(
-                self._tokens(keys).grantees,
+                tokens.grantees,
                 cell_key=keys.cell_key,
                 mono_ms=self._cell.clock.monotonic_ms,
                 counted=metrics.called,
