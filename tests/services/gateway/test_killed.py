@@ -51,11 +51,20 @@ async def killed(
 ) -> tuple[list[str], grpc.StatusCode]:
     """Stream them, and kill the gateway on the way: the jobs that were acknowledged, and how the stream ended."""
     acknowledged: list[str] = []
+    dead = asyncio.Event()
+
+    async def stream() -> AsyncIterator[jobs.SubmitJobsRequest]:
+        for request in sent[:-1]:
+            yield request
+        await dead.wait()  # However fast the answers are, it has not sent all before.
+        yield sent[-1]
+
     try:
-        async for answer in served.jobs.SubmitJobs(iter(sent), **ALICE):
+        async for answer in served.jobs.SubmitJobs(stream(), **ALICE):
             acknowledged.append(answer.result.job)
             if len(acknowledged) == KILLED_AFTER:
                 gateway.kill()
+                dead.set()
     except grpc.aio.AioRpcError as error:
         return acknowledged, error.code()
     raise AssertionError("the stream outlived its gateway")
