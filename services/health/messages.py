@@ -77,7 +77,8 @@ class Signalled(Message):
 class NodeKnown(Message):
     """A node exists, with its parts as they are recorded; `in_service` is what its operators say.
 
-    `unlinked` names the interfaces that had no link when its agent attached.
+    `unlinked` names the interfaces that had no link when its agent attached. `lost_ms`: how long ago it was lost, by
+    the times in the log, which know of none since its last entry.
     """
 
     node: str
@@ -87,6 +88,7 @@ class NodeKnown(Message):
     nics: tuple[tuple[str, NicState], ...] = ()
     in_service: bool = True
     unlinked: tuple[str, ...] = ()
+    lost_ms: int = 0
 
 
 class NodeForgotten(Message):

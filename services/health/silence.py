@@ -78,12 +78,7 @@ class Silence:
         """The node as recorded; a new one, or a new incarnation, has a whole window to speak."""
         node = self._nodes.get(fact.node)
         if fact.state is NodeState.LOST:
-            if node is not None:
-                self._gone_ms.append(now_ms)
-            if node is not None and node.fell_ms is not None:
-                self._lost[fact.node] = node.fell_ms
-            self._nodes.pop(fact.node, None)
-            self._going.pop(fact.node, None)
+            self._known_lost(fact, node, now_ms)
         elif node is None or node.incarnation != fact.incarnation:
             self._lost.pop(fact.node, None)
             self._going.pop(fact.node, None)
@@ -91,6 +86,18 @@ class Silence:
             self._nodes.move_to_end(fact.node)
         else:
             node.state = fact.state
+
+    def _known_lost(self, fact: NodeKnown, node: _Node | None, now_ms: int) -> None:
+        """It counts for a while among those that fell, also when it was lost before we began."""
+        if node is not None:
+            self._gone_ms.append(now_ms)
+            if node.fell_ms is not None:
+                self._lost[fact.node] = node.fell_ms
+            del self._nodes[fact.node]
+        elif fact.node not in self._lost and fact.lost_ms < self._rules.breaker_window_ms:
+            self._gone_ms.append(now_ms - fact.lost_ms)
+            self._lost[fact.node] = now_ms - fact.lost_ms
+        self._going.pop(fact.node, None)
 
     def forgotten(self, node: str) -> None:
         """The node was removed."""

@@ -17,7 +17,7 @@ from services.health.messages import (
 )
 from statemachines.attempt import AttemptState
 from statemachines.cluster import Cluster
-from statemachines.node import ServiceState
+from statemachines.node import NodeState, ServiceState
 from statemachines.values import Cause, JobId, NodeId
 
 _HARDWARE: Final = frozenset({Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT})
@@ -67,6 +67,7 @@ class View:
             tuple([(nic.spec.name, nic.state) for nic in node.nics]),
             node.service is ServiceState.IN_SERVICE,
             tuple([nic.spec.name for nic in node.nics if not nic.spec.up]),
+            self._cluster.at_ms - node.changed_at_ms if node.state is NodeState.LOST else 0,
         )
 
     def _breaks(self, name: JobId) -> Iterator[AttemptBroken]:

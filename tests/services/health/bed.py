@@ -57,13 +57,14 @@ class Node:
         self.devices = dict.fromkeys(range(2), DeviceState.HEALTHY)
         self.nics = {"ib0": NicState.HEALTHY, "ib1": NicState.HEALTHY}
         self.in_service = True
+        self.lost_ms = 0
         self.unlinked: tuple[str, ...] = ()
 
     def known(self) -> NodeKnown:
         parts = (tuple(self.devices.items()), tuple(self.nics.items()))
         return NodeKnown(
-            self.name, self.incarnation, self.state, *parts, self.in_service, self.unlinked
-        )
+            self.name, self.incarnation, self.state, *parts, self.in_service, self.unlinked, self.lost_ms
+        )  # fmt: skip
 
 
 class Bed:

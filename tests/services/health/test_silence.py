@@ -389,7 +389,7 @@ def test_an_incident_is_over_when_most_speak_again_and_the_rest_get_a_window() -
     bed.mute(["n0"])
     bed.run(75_000)
     assert bed.incident == ""
-    (over_ms,) = bed.times(type(bed.said[-1][1])) if bed.kinds()[-1] == "SilenceOver" else (0,)
+    (over_ms,) = bed.times(SilenceOver)
     bed.run(30_000)
     assert [gone.node for gone in bed.of(NodeGone)] == ["n0"]
     assert bed.times(NodeGone)[0] - over_ms >= LOST_MS
@@ -504,3 +504,28 @@ def test_one_who_speaks_again_before_the_log_gives_it_up_makes_room_for_another(
     bed.nodes["n0"].mute_until_ms = 0
     bed.run(5_000)
     assert "n2" in {verdict.node for verdict in bed.of(NodeGone)}
+
+
+def two_lost(lost_ms: int) -> Bed:
+    """A processor that starts when two nodes have been lost for so long."""
+    bed = Bed(40)
+    for name in ("n0", "n1"):
+        bed.nodes[name].state, bed.nodes[name].lost_ms = NodeState.LOST, lost_ms
+    bed.mute(["n0", "n1"])
+    bed.recover()
+    bed.run(4_000)
+    bed.mute(["n2"])
+    return bed
+
+
+def test_what_was_lost_just_before_a_start_counts_among_those_that_fell() -> None:
+    bed = two_lost(5_000)
+    bed.run(50_000)
+    assert bed.of(MassSilence), "three within a minute are an incident, whoever counts"
+    assert bed.of(NodeGone) == []
+
+
+def test_what_was_lost_long_before_a_start_does_not_count() -> None:
+    bed = two_lost(60_000)
+    bed.run(20_000)
+    assert [verdict.node for verdict in bed.of(NodeGone)] == ["n2"]
