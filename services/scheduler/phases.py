@@ -228,6 +228,7 @@ class Leading:
         self._snapshot_offset = snapshot_offset
         self._bytes_since = 0  # Of what this leader has seen.
         self._saving = False
+        self._bug: Exception | None = None  # Met by the thread that saves.
         self._quiet = True
 
     def now_ms(self) -> int:
@@ -241,6 +242,8 @@ class Leading:
         the log. After it: the entry stands, and the next leader goes on behind it. Between two entries of one step:
         the first stands with the positions it names. Nothing acts on an entry before it is in the log.
         """
+        if self._bug is not None:
+            raise self._bug
         if not self._ports.leadership.holds():
             raise LeadershipLostError("the lease or lock is gone: another may lead by now")
         self._read_back(0)
@@ -357,11 +360,13 @@ class Leading:
         self._rules.background(lambda: self._save(record))
 
     def _save(self, record: SnapshotRecord) -> None:
-        """A cache: when it cannot be saved, the next one will do."""
+        """A cache: when it cannot be saved, the next one will do. A bug is raised by the next turn."""
         try:
             self._ports.snapshots.save(record)
         except PortError as error:
             self._watch.weather("save_snapshot", error)
+        except Exception as bug:  # noqa: BLE001 - on its thread nobody would hear of it
+            self._bug = bug
         finally:
             self._saving = False
 

@@ -121,6 +121,26 @@ def test_while_a_snapshot_is_being_saved_no_other_is_taken() -> None:
     assert (len(queued), len(stage.cell.snapshots)) == (1, 1)
 
 
+def test_a_bug_that_saving_a_snapshot_meets_ends_the_leader() -> None:
+    """On its thread nobody would hear of it."""
+
+    class Broken(MemorySnapshots):
+        def save(self, snapshot: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+    stage = Stage()
+    queued: list[Callable[[], None]] = []
+    broken = Broken(stage.cell)
+    leader = stage.leader("one", 1, snapshot_entries=1, snapshots=broken, background=queued.append)
+    stage.submit("a", spec())
+    settle(leader, stage)
+    leader.turn(0)
+    leader.turn(0)
+    queued.pop()()
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        leader.turn(0)
+
+
 def test_a_snapshot_that_cannot_be_saved_is_weather() -> None:
     class Full(MemorySnapshots):
         def save(self, snapshot: object) -> None:
