@@ -1,6 +1,7 @@
 """Progress of jobs: alive without a step for too long is hung.
 
-An attempt is watched while all its members run. What counts is growth: a higher step of any rank, or another phase.
+An attempt is watched while all its members run. What counts is growth: a higher step of any rank, or another phase. A
+rank that was not heard of before is growth only when it is further than all.
 Time is judged time (see detector.py). Never judges a job that did not ask for it, unless a port under it went down and
 nothing shows that it can do without: it began before, and has not gone on for longer than a collective survives.
 """
@@ -14,6 +15,8 @@ from services.health.messages import AttemptKnown, JobHung, Progressed, Verdict
 from services.health.rules import Rules
 
 _NEVER: Final = -(1 << 62)
+# Processes of one member, at most; a higher rank is nobody's.
+RANKS_PER_MEMBER: Final = 256
 # (node, nic name).
 Port: TypeAlias = tuple[str, str]
 
@@ -93,9 +96,14 @@ class Progress:
         watch = self._watches.get(report.job)
         if watch is None or watch.attempt.attempt != report.attempt:
             return
+        if not 0 <= report.rank < watch.attempt.members * RANKS_PER_MEMBER:
+            return
         rank = watch.ranks.get(report.rank)
         if rank is None:
+            grows = all(report.step > known.step for known in watch.ranks.values())
             watch.ranks[report.rank] = _Rank(report.step, report.phase, now_ms)
+            if not grows:
+                return
         elif report.step > rank.step or report.phase != rank.phase:
             rank.step, rank.phase, rank.grew_ms = max(report.step, rank.step), report.phase, now_ms
             watch.longest_ms = max(watch.longest_ms, now_ms - watch.grew_ms)

@@ -35,6 +35,8 @@ class UnreadableError(Exception):
     """A record of telemetry that no version of ours wrote, or that is about nothing: dropped and counted."""
 
 
+# As the wire's rules have it; kept here too, because not all that is read came by a gateway.
+PHASE_CHARS: Final = 32
 _KINDS: Final = {
     telemetry_pb2.SignalKind.Value(f"SIGNAL_KIND_{kind.name}"): kind for kind in SignalKind
 }
@@ -70,7 +72,7 @@ def _beats(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry
 
 def _progress(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry]:
     said = progress(record)
-    return [Progressed(said.job, said.attempt, said.rank, said.step, said.phase)]
+    return [Progressed(said.job, said.attempt, said.rank, said.step, said.phase[:PHASE_CHARS])]
 
 
 def _signal(record: InputRecord, age_ms: Callable[[int], int]) -> list[Telemetry]:

@@ -12,7 +12,7 @@ from services.runtime import codec
 from services.scheduler import attempts
 from services.scheduler.draft import Draft, UnfitError
 from services.scheduler.exit_codes import Blame
-from services.scheduler.wire import need
+from services.scheduler.wire import NAME_CHARS, need
 from statemachines.attempt import Attempt, AttemptState
 from statemachines.checkpoint import Checkpoint, CheckpointState
 from statemachines.cluster import Cluster
@@ -68,6 +68,7 @@ def _save_began(draft: Draft, said: reports_pb2.SaveBegan) -> None:
 def _saved(draft: Draft, said: reports_pb2.Saved) -> None:
     need(said.step >= 0 and said.bytes >= 0, "a step or a size is negative")
     need(0 < len(said.uri) <= URI_CHARS, "no uri, or one that is too long")
+    need(len(said.node) <= NAME_CHARS, f"the node's name is longer than {NAME_CHARS}")
     tier, reach = _tier(said), _reach(said)
     attempt = _current(draft, said.job, said.attempt)
     if attempt is None:

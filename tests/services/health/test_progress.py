@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from services.health.messages import AttemptGone, JobHung, NodeGone
+from services.health.progress import RANKS_PER_MEMBER
 from tests.services.health.bed import STEP_MS, TICK_MS, Bed
 
 HANG_MS = 60_000
@@ -199,3 +200,34 @@ def test_during_an_incident_nothing_is_hung_and_afterwards_time_starts_anew() ->
     bed.run(30_000)
     assert len(bed.of(JobHung)) == 1
     assert bed.of(NodeGone) == []
+
+
+def test_ranks_that_nobody_heard_of_before_are_no_progress() -> None:
+    """A program that hangs could give itself another number for ever."""
+    bed = Bed(1)
+    bed.start("j", hang_after_ms=60_000)
+    bed.step("j", 7)
+    ranks = iter(range(1, RANKS_PER_MEMBER))
+    bed.also.append(lambda bed: bed.step("j", 7, rank=next(ranks, 0)))
+    bed.run(70_000)
+    assert bed.kinds() == ["JobHung"]
+
+
+def test_a_rank_that_is_first_heard_of_further_on_is_progress() -> None:
+    bed = Bed(1)
+    bed.start("j", hang_after_ms=60_000)
+    bed.step("j", 7)
+    bed.run(50_000)
+    bed.step("j", 8, rank=1)
+    bed.run(50_000)
+    assert bed.said == []
+
+
+def test_a_number_that_no_member_can_have_is_not_kept() -> None:
+    bed = Bed(1)
+    bed.start("j", hang_after_ms=60_000)
+    for rank in (RANKS_PER_MEMBER, 1 << 30, -1):
+        bed.step("j", 7, rank=rank)
+    bed.run(70_000)
+    (hung,) = bed.of(JobHung)
+    assert (hung.step, hung.rank) == (-1, 0)

@@ -262,6 +262,14 @@ def test_loads_that_fail_again_and_again_are_within_the_budget_of_the_job() -> N
     assert stopping.message.endswith("it was the last of 2 attempts that may end badly")
 
 
+def test_the_name_of_the_node_of_a_save_is_a_name() -> None:
+    cell = training()
+    cell.saved("a", 10, reach="NODE", node="n" * 257)
+    (parked,) = cell.step()
+    assert isinstance(parked, facts.InputParked)
+    assert parked.reason == "the node's name is longer than 256"
+
+
 def test_a_failed_load_of_something_that_was_not_decided_is_weather() -> None:
     cell = training()
     cell.report(reports_pb2.LoadFailed(job="a", attempt=1, step=10))
