@@ -65,8 +65,11 @@ class Observer:
         self._log.debug("telemetry_unreadable", topic=topic, why=why)
 
     def skipped(self, gap: InputGapError) -> None:
-        self._skipped.labels(gap.topic).inc(gap.oldest - gap.position)
-        self._log.warning("telemetry_skipped", topic=gap.topic, records=gap.oldest - gap.position)
+        records = max(
+            0, gap.oldest - gap.position
+        )  # None is known to be lost of a topic made anew.
+        self._skipped.labels(gap.topic).inc(records)
+        self._log.warning("telemetry_skipped", topic=gap.topic, records=records)
 
     def judged(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:

@@ -104,6 +104,9 @@ def test_what_is_dropped_skipped_or_failing_is_counted_and_said(
     observer = Observer(telemetry)
     observer.unreadable("beats", "not a batch")
     observer.skipped(InputGapError("beats", 0, 3, 8))
+    observer.skipped(
+        InputGapError("beats", 1, 500, 0)
+    )  # Made anew: nothing that is known was lost.
     observer.judged([NodeGone("n1", 1, 15_000, "silent for 15 s")])
     observer.failing(PortError("no broker"))
     assert "weather: no broker" in ask(telemetry, "/readyz")
