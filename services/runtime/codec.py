@@ -23,8 +23,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from services.runtime import chain
+from statemachines.cluster import FOLD_VERSION
 from statemachines.entry import Entry, Position, Recorded
-from statemachines.facts import Fact
+from statemachines.facts import Fact, TermOpened
 from statemachines.values import Grant, JobSpec, Reason, ResumePoint, Role
 from tidemill.v1 import common_pb2, facts_pb2, log_pb2
 
@@ -109,6 +110,9 @@ def decode_entry(offset: int, stored: bytes) -> Entry:
         consumed, facts = decode_body(body)
     except UnknownFactError as error:
         raise UnknownFactError(error.what, header) from None
+    first = facts[0].fact if facts else None
+    if isinstance(first, TermOpened) and first.fold_version > FOLD_VERSION:
+        raise UnknownFactError(f"a term of fold version {first.fold_version}", header)
     return Entry(offset, cell, term, prev, digest, at_ms, consumed, facts)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.runtime import chain, codec
+from statemachines.cluster import FOLD_VERSION
 from statemachines.entry import GENESIS, Entry, Position, Recorded
 from statemachines.facts import Fact, JobAdmitted, RunEnded, RunStarted
 from statemachines.values import Cause, Evidence, JobId, JobSpec, QueueId, Resources, Role, RunId
@@ -115,7 +116,14 @@ def newer_bodies() -> dict[str, bytes]:
             facts_pb2.Fact(run_ended=facts_pb2.RunEnded(run="a", evidence=typing.cast("Any", 99)))
         ]
     )
-    return {"a fact": unknown_kind, "an enum": unknown_cause.SerializeToString()}
+    newer_fold = log_pb2.Body(
+        facts=[facts_pb2.Fact(term_opened=facts_pb2.TermOpened(fold_version=FOLD_VERSION + 1))]
+    )
+    return {
+        "a fact": unknown_kind,
+        "an enum": unknown_cause.SerializeToString(),
+        "another meaning of facts": newer_fold.SerializeToString(),
+    }
 
 
 @pytest.mark.parametrize("what", newer_bodies())
