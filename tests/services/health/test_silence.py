@@ -15,6 +15,7 @@ from services.health.messages import (
     NodeGone,
     NodeSuspect,
     PathHeard,
+    SilenceOver,
 )
 from services.health.rules import Rules
 from statemachines.node import NodeState
