@@ -162,10 +162,11 @@ def _strike(
     def hurt(fault: Fault) -> None:
         said = f"{fault.kind} {fault.what or fault.target}"
         print(f"{fault.at_ms / 1000:6.1f} s  {said}", flush=True)
-        struck.append((time.time_ns() // 1_000_000, fault))
+        # As the leader counts: the wall clock once, then a clock that only grows.
+        struck.append((began_ms + round((time.monotonic() - began) * 1000), fault))
         ACTS[fault.kind](stage, fault)
 
-    began = time.monotonic()
+    began, began_ms = time.monotonic(), time.time_ns() // 1_000_000
     due: list[tuple[float, Callable[[], None]]] = [
         *((work.at_s, partial(submit, number, work)) for number, work in enumerate(scenario.work)),
         *((fault.at_ms / 1000, partial(hurt, fault)) for fault in scenario.fault),
