@@ -2,7 +2,8 @@
 
 Each cell lives through a history from its first start on: all real cores, two schedulers, two gateways, health, every
 checker, and one job for two nodes each ten minutes, of which some train, save, fail or hang. Faults of all kinds strike
-the hostile one. Time is that of the CPU, for others share this machine; digests say that the same was played.
+the hostile one; the quiet one has no jobs. Time is that of the CPU, for others share this machine; a history's digest
+says that the same was played.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Final
 from bench.registry import Measured, at_least
 from simulation.faults import draw, schedule
 from simulation.history import ACTS, KINDS
+from simulation.kernel import few_collections
 from simulation.world import Shape, World
 
 # Virtual seconds of the small cell, of the large one.
 _LASTS_S: Final = {"small": (120.0, 20.0), "full": (600.0, 120.0)}
+_ROUNDS: Final = 3
 # One job for two nodes in so long.
 _JOBS_S: Final = 600
 _FAULTS_EVERY_S: Final = 10
@@ -31,43 +34,55 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Measured:
-    """One history each."""
+    """Every history three times, the best counts; one before them, for what a process does once."""
     small_s, large_s = _LASTS_S[options.scale]
-    histories: dict[str, str] = {}
-    figures: dict[str, object] = {"histories": histories}
-
-    def speed(name: str, nodes: int, lasts_s: float, *, hostile: bool = False) -> float:
-        world = _cell(options.seed, nodes, lasts_s, hostile=hostile)
-        began_s = time.process_time()
-        world.begin()
-        world.run(lasts_s)
-        took_s = time.process_time() - began_s
-        if broken := world.broken():
-            raise RuntimeError(f"the {name} cell broke a promise: {broken[0]}")
-        histories[name] = world.kernel.digest()
-        figures[f"x_real_time_{name}"] = round(lasts_s / took_s, 1)
-        figures[f"events_per_s_{name}"] = round(world.kernel.events / took_s)
-        return round(lasts_s / took_s, 1)
-
-    sixty = speed("60_nodes", 60, small_s)
-    thousand = speed("1000_nodes", 1_000, large_s)
-    speed("60_nodes_hostile", 60, small_s, hostile=True)
+    seed = options.seed
+    _play(_cell(seed, 4, 60.0), 60.0)
+    sixty = [_play(_cell(seed, 60, small_s), small_s) for _ in range(_ROUNDS)]
+    quiet = [_play(_cell(seed, 60, small_s, jobs=False), small_s) for _ in range(_ROUNDS)]
+    hostile = [_play(_cell(seed, 60, small_s, hostile=True), small_s) for _ in range(_ROUNDS)]
+    thousand = [_play(_cell(seed, 1_000, large_s), large_s)]
+    figures: dict[str, object] = {
+        "x_real_time_60_nodes": _best(sixty),
+        "x_real_time_60_nodes_quiet": _best(quiet),
+        "x_real_time_60_nodes_hostile": _best(hostile),
+        "x_real_time_1000_nodes": _best(thousand),
+        "histories": {"60_nodes": sixty[0][1], "1000_nodes": thousand[0][1]},
+    }
+    assert len({history for _, history in sixty}) == 1, "one seed, several histories"
     return Measured(
         figures,
         bars={
-            "x_real_time_60_nodes": at_least(sixty, _BAR_60),
-            "x_real_time_1000_nodes": at_least(thousand, _BAR_1000),
+            "x_real_time_60_nodes": at_least(_best(sixty), _BAR_60),
+            "x_real_time_1000_nodes": at_least(_best(thousand), _BAR_1000),
         },
         params={"virtual_s_60_nodes": small_s, "virtual_s_1000_nodes": large_s},
     )
 
 
-def _cell(seed: int, nodes: int, lasts_s: float, *, hostile: bool) -> World:
-    jobs = int(nodes / 2 * lasts_s / _JOBS_S)
-    shape = Shape(nodes=nodes, devices=8, jobs=jobs, jobs_within_s=int(lasts_s))
-    world = World(seed, shape)
+def _best(rounds: list[tuple[float, str]]) -> float:
+    return max(speed for speed, _ in rounds)
+
+
+def _play(world: World, lasts_s: float) -> tuple[float, str]:
+    """(virtual seconds a second, digest) of a history that nothing breaks."""
+    with few_collections():
+        began_s = time.process_time()
+        world.begin()
+        world.run(lasts_s)
+        took_s = time.process_time() - began_s
+    if broken := world.broken():
+        raise RuntimeError(f"the cell of {world.shape.nodes} nodes broke a promise: {broken[0]}")
+    return round(lasts_s / took_s, 1), world.kernel.digest()
+
+
+def _cell(
+    seed: int, nodes: int, lasts_s: float, *, jobs: bool = True, hostile: bool = False
+) -> World:
+    count = int(nodes / 2 * lasts_s / _JOBS_S) if jobs else 0
+    world = World(seed, Shape(nodes=nodes, devices=8, jobs=count, jobs_within_s=int(lasts_s)))
     if hostile:
-        count, within_ms = int(lasts_s / _FAULTS_EVERY_S), int(lasts_s * 800)
-        chance = world.kernel.chance("faults")
-        schedule(world, draw(chance, count=count, within_ms=within_ms, kinds=KINDS), ACTS)
+        chance, faults = world.kernel.chance("faults"), int(lasts_s / _FAULTS_EVERY_S)
+        plan = draw(chance, count=faults, within_ms=int(lasts_s * 800), kinds=KINDS)
+        schedule(world, plan, ACTS)
     return world

@@ -11,7 +11,7 @@ import msgspec
 from simulation.cell_faults import CELL_FAULTS
 from simulation.faults import Act, schedule
 from simulation.host_faults import HOST_FAULTS
-from simulation.kernel import Kernel
+from simulation.kernel import Kernel, few_collections
 from simulation.referee import Event
 from simulation.scenario import Scenario, Setup, setup
 from simulation.training import Gang
@@ -48,9 +48,10 @@ def play(scenario: Scenario, seed: int, given: Setup | None = None) -> History:
         names[f"job-{number}"] = wanted.job
         world.submit(wanted, at_ms=int(work.at_s * 1000))
     schedule(world, made.plan, ACTS)
-    world.begin()
-    world.run(scenario.run_s)
-    verdict = world.finish()
+    with few_collections():
+        world.begin()
+        world.run(scenario.run_s)
+        verdict = world.finish()
     world.note_ends()
     events = tuple(world.referee.events)
     failures = [check.failure(events, names) for check in scenario.check]

@@ -25,8 +25,8 @@ from statemachines.entry import Entry, Recorded
 from statemachines.policy import Policy
 
 _RETRY_MS = 100
-# A standby stands for election this often; a leader without work looks this often.
-_LOOK_MS = 500
+# A standby stands for election this often; a leader without work looks this often, a third of its lease.
+_LOOK_MS = 1_000
 _LEADER_READS = ("requests", "reports", "verdicts")
 
 

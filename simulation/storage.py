@@ -170,12 +170,17 @@ class SimInputs:
     ) -> Sequence[InputRecord]:
         """See Inputs; never waits."""
         self._point("before input read")
-        found: list[InputRecord] = []
-        for (topic, partition), offset in sorted(positions.items()):
-            oldest = self._broker.oldest.get((topic, partition), 0)
+        broker, found = self._broker, list[InputRecord]()
+        if broker.down:
+            raise PortError("the broker is down: try again")
+        news = [
+            item for item in positions.items() if item[1] < len(broker.records.get(item[0], ()))
+        ]
+        for (topic, partition), offset in sorted(news):
+            oldest = broker.oldest.get((topic, partition), 0)
             if offset < oldest:
                 raise InputGapError(topic, partition, offset, oldest)
-            for at, key, value in self._broker.read(topic, partition, offset, limit - len(found)):
+            for at, key, value in broker.read(topic, partition, offset, limit - len(found)):
                 found.append(InputRecord(topic, partition, at, key, value))
         return found
 
