@@ -115,14 +115,6 @@ async def _code_of_bobs_call(served: Served) -> grpc.StatusCode:
     return await call.code()
 
 
-async def test_a_tokens_file_that_is_broken_changes_nothing(served: Served) -> None:
-    tokens = prepare_keys(served.directory).tokens
-    tokens.write_text("what is this\n")
-    stamp = asyncio.get_running_loop().time()
-    while asyncio.get_running_loop().time() < stamp + 1.2:
-        await served.fleet.GetCell(fleet.GetCellRequest(), **BOB)
-
-
 async def test_a_gateway_does_not_start_on_a_tokens_file_that_is_broken(tmp_path: Path) -> None:
     prepare_keys(tmp_path).tokens.write_text("user:alice what is this\n")
     with pytest.raises(SettingsError, match="line 1"):
