@@ -148,6 +148,6 @@ def test_dead_nodes_are_lost_within_the_bounds(nodes: Farm, staff: Staff) -> Non
     took_s = sorted(nodes.lost[name] - died[name] for name in died)
     p50_s, p99_s = took_s[len(took_s) // 2], took_s[-1]
     print(f"silent to lost: p50 {p50_s:.2f} s, p99 {p99_s:.2f} s")
-    assert p50_s <= 12
+    assert p50_s <= 10
     assert p99_s <= 20
     assert nodes.named("node_gone") == set(died)
