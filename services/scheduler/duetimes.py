@@ -14,16 +14,19 @@ from services.scheduler.draft import Draft
 from services.scheduler.exit_codes import Blame
 from statemachines.attempt import Attempt, AttemptState
 from statemachines.cluster import Cluster, Touched
-from statemachines.facts import JobRetired
+from statemachines.facts import JobRetired, JobWaiting
 from statemachines.job import ENDED, Job, JobState
 from statemachines.node import ServiceState
 from statemachines.run import Run, RunState
-from statemachines.values import Cause, Evidence, JobId, JobNext, NodeId
+from statemachines.values import Cause, Evidence, JobId, JobNext, NodeId, Reason
 
 # In a heap entry, which kind of id it carries; jobs before nodes at the same time.
 _JOB: Final = 0
 _NODE: Final = 1
 Key: TypeAlias = tuple[int, str]
+# After its deadline a stop has so long to be reported, by way of a gateway that may just start.
+OVERDUE_MS: Final = 60_000
+STOP_OVERDUE: Final = "stop_overdue"
 
 
 class DueTimes:
@@ -94,8 +97,9 @@ def job_due_ms(cluster: Cluster, job_id: JobId) -> int | None:
             return _starts_by(cluster, attempt)
         case AttemptState.RUNNING:
             return _earliest(_runs_until(job, attempt), _saves_by(cluster, attempt))
-        case AttemptState.STOPPING if attempt.lost:
-            return _earliest(*[at for _, at in _fenced(cluster, job, attempt)])
+        case AttemptState.STOPPING:
+            fenced = [at for _, at in _fenced(cluster, job, attempt)] if attempt.lost else []
+            return _earliest(*fenced, _overdue_at(cluster, job, attempt))
         case _:
             return None
 
@@ -120,6 +124,7 @@ def enforce_job(draft: Draft, job_id: JobId) -> None:
             _enforce_run(draft, job, attempt)
         case _:
             _enforce_fence(draft, job, attempt)
+            _tell_overdue(draft, job_id)
 
 
 def _retires_at(cluster: Cluster, job: Job) -> int | None:
@@ -182,6 +187,34 @@ def _enforce_fence(draft: Draft, job: Job, attempt: Attempt) -> None:
         if at <= draft.now_ms:
             message = "its agent, cut off for so long, has killed it"
             attempts.run_ended(draft, run, Evidence.SELF_FENCED, message)
+
+
+def _overdue_at(cluster: Cluster, job: Job, attempt: Attempt) -> int | None:
+    """When runs that were told to stop should long be gone; None once the job says so, or if only lost ones are left."""
+    said = job.reason is not None and job.reason.code == STOP_OVERDUE
+    if said or attempt.open == attempt.lost:
+        return None
+    return max(attempt.stop_deadline_ms, cluster.term_opened_at_ms) + OVERDUE_MS
+
+
+def _tell_overdue(draft: Draft, job_id: JobId) -> None:
+    """Nobody but a person at the node can do more: its agent has sent SIGKILL, or cannot."""
+    cluster = draft.cluster
+    attempt = attempts.live(cluster, job_id)
+    if attempt is None:
+        return
+    at = _overdue_at(cluster, cluster.jobs[job_id], attempt)
+    if at is None or at > draft.now_ms:
+        return
+    left = [cluster.runs[run] for run in attempt.runs]
+    left = [run for run in left if run.state in (RunState.PLACED, RunState.RUNNING)]
+    nodes = tuple(dict.fromkeys([run.node for run in left]))
+    names = ", ".join(nodes[:4]) + (", ..." if len(nodes) > 4 else "")
+    message = (
+        f"runs on {names} should have ended: look at the agent's log there. A process that waits for a disk or a device "
+        "cannot be killed; a reboot of its node ends it"
+    )
+    draft.record(JobWaiting(job_id, Reason(STOP_OVERDUE, message, nodes[:16], len(left))))
 
 
 def _earliest(*times: int | None) -> int | None:

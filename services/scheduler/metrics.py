@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.scheduler.core import Step
+from services.scheduler.duetimes import STOP_OVERDUE
 from statemachines import facts
 from statemachines.cluster import Cluster
 from statemachines.entry import Entry
@@ -57,6 +58,7 @@ class Metrics:
         self.lost_gpu_seconds = counter(
             "gpu_seconds_lost", "Device time whose work has to be done again", "cause", "queue"
         )
+        self.overdue = counter("stops_overdue", "Attempts that outlived their stop")
         self.weather = counter("weather", "Failures that were tried again", "what")
         self.lag = Gauge(
             "tidemill_input_lag_records", "Inputs not decided yet", ["topic"], registry=registry
@@ -88,6 +90,8 @@ class Metrics:
                     self._ended(fact, cluster, entry.at_ms)
                 case facts.InputParked(topic=topic):
                     self.parked.labels(topic).inc()
+                case facts.JobWaiting(reason=reason) if reason.code == STOP_OVERDUE:
+                    self.overdue.inc()
                 case _:
                     pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from services.scheduler.duetimes import OVERDUE_MS
 from statemachines import facts
 from statemachines.values import Cause, Evidence, JobNext, Outcome, RetryPolicy, RunId
 from tests.services.scheduler.cell import POLICY, A, Cell, spec
@@ -371,6 +372,47 @@ def test_a_gang_that_began_while_nobody_led_has_its_time_to_say_so() -> None:
     assert cell.step() == []
     assert cell.step(after_ms=POLICY.start_timeout_ms - 1) == []
     assert [type(fact) for fact in cell.step(after_ms=1)] == [facts.AttemptStopping]
+
+
+def waits(done: list[facts.Fact]) -> list[facts.JobWaiting]:
+    return [fact for fact in done if isinstance(fact, facts.JobWaiting)]
+
+
+def test_runs_that_outlive_their_stop_are_told_of_once_by_the_job() -> None:
+    """A process that cannot be killed holds its devices; somebody must know where to look."""
+    cell = gang(members=2)
+    cell.ask(requests_pb2.CancelJob(job="a"))
+    cell.step()
+    cell.ended("a.1.0", signal=15)
+    assert cell.step(after_ms=POLICY.grace_ms + OVERDUE_MS - 1)[1:] == []
+    (waiting,) = cell.step(after_ms=1)
+    assert isinstance(waiting, facts.JobWaiting)
+    assert (waiting.reason.code, waiting.reason.blockers) == ("stop_overdue", ("n2",))
+    assert cell.run(after_ms=3_600_000) == []
+    cell.ended("a.1.1", signal=9)
+    assert len(ends(cell.step())) == 1
+    assert cell.state("a") == "cancelled"
+
+
+def test_a_new_leader_gives_agents_the_time_to_say_that_runs_have_ended() -> None:
+    cell = gang(members=2)
+    cell.ask(requests_pb2.CancelJob(job="a"))
+    cell.step()
+    cell.now_ms += 3_600_000
+    cell.take_over()
+    assert waits(cell.step(after_ms=OVERDUE_MS - 1)) == []
+    assert len(waits(cell.step(after_ms=1))) == 1
+
+
+def test_runs_that_are_lost_are_waited_for_by_their_fence_alone() -> None:
+    cell = gang(members=2, fence_after_ms=-1)
+    for node in ("n1", "n2"):
+        cell.gone(node)
+    cell.step()
+    assert [each.reason.code for each in waits(cell.run(after_ms=3_600_000))] == []
+    reason = cell.job("a").reason
+    assert reason is not None
+    assert reason.code == "waiting_for_old_runs"
 
 
 def test_a_late_step_does_all_that_is_due() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from services.scheduler.duetimes import OVERDUE_MS
 from services.scheduler.metrics import CellCollector, Metrics
-from tests.services.scheduler.cell import Cell, spec
-from tidemill.v1 import verdicts_pb2
+from tests.services.scheduler.cell import POLICY, Cell, spec
+from tidemill.v1 import requests_pb2, verdicts_pb2
 
 
 class Counted:
@@ -62,6 +63,18 @@ def test_decisions_are_counted_by_fact_and_ignored_inputs_by_why() -> None:
     assert counted.value("ignored_inputs_total", why="unknown_node") == 1.0
     assert counted.value("queue_wait_seconds_count", queue="default") == 1.0
     assert counted.value("decision_seconds_count") == 1.0
+
+
+def test_a_stop_that_is_overdue_is_counted() -> None:
+    counted = Counted()
+    cell = counted.cell
+    cell.attach("n1")
+    cell.submit("a")
+    counted.step()
+    cell.ask(requests_pb2.CancelJob(job="a"))
+    counted.step()
+    counted.step(after_ms=POLICY.grace_ms + OVERDUE_MS)
+    assert counted.value("stops_overdue_total") == 1.0
 
 
 def test_the_state_of_the_cell_is_shown_whoever_leads() -> None:
