@@ -437,21 +437,21 @@ def _smaller_fault(planting: Planting) -> None:
 
 
 BUGS: Final[tuple[Bug, ...]] = (
-    Bug("chain-off", "entries are taken whatever they extend", _chain_off, seed=3),
-    Bug("term-ignored", "a term that is over goes on writing", _term_ignored, seed=4),
+    Bug("chain-off", "entries are taken whatever they extend", _chain_off, seed=4),
+    Bug("term-ignored", "a term that is over goes on writing", _term_ignored),
     Bug("gang-half-released", "half of a gang keeps its devices", _half_released),
     Bug("quota-leak", "an ended attempt stays charged to its queue", _quota_leak),
     Bug("position-first", "input positions are written before the facts of the inputs", _position_first, seed=2),
     Bug("old-checkpoint", "a save of an old attempt is accepted", _old_checkpoint, scenario="partition"),
-    Bug("fence-margin-ignored", "the leader does not wait longer than the agent", _margin_ignored),
-    Bug("restart-over-living", "a job restarts though its old runs may live", _double_requeue),
+    Bug("fence-margin-ignored", "the leader does not wait longer than the agent", _margin_ignored, seed=11),
+    Bug("restart-over-living", "a job restarts though its old runs may live", _double_requeue, seed=2),
     Bug("stale-snapshot", "a snapshot is one entry older than it says", _stale_snapshot, seed=3),
     Bug("breaker-off", "mass silence loses every silent node", _breaker_off, scenario="rack"),
     Bug("old-verdict", "a verdict on an old incarnation strikes the new one", _old_verdict, seed=2, scenario="late-verdicts"),
-    Bug("ack-before-durable", "a save is acknowledged before it is stored", _ack_before_durable),
+    Bug("ack-before-durable", "a save is acknowledged before it is stored", _ack_before_durable, seed=7),
     Bug("beat-ack-of-lost", "a lost node is told that it is well", _beat_ack_of_lost, scenario="freeze"),
     Bug("fsync-skipped", "the agent's state is not on disk when it says so", _fsync_skipped, seed=2, scenario="agent-restarts"),
-    Bug("stale-set", "an older desired set is followed", _stale_set, scenario="stale-sets"),
+    Bug("stale-set", "an older desired set is followed", _stale_set, seed=3, scenario="stale-sets"),
     Bug("double-start", "an adopted run is started again", _double_start),
     Bug("lost-spool", "the end of a run is not kept until it is acknowledged", _lost_spool, scenario="stale-sets"),
     Bug("no-fence", "an agent that is cut off does not fence itself", _no_fence, scenario="partition"),
@@ -459,7 +459,7 @@ BUGS: Final[tuple[Bug, ...]] = (
 )  # fmt: skip
 # Real ones: without their bug, the same seeds must hold for ever.
 ONCE: Final[tuple[Bug, ...]] = (
-    Bug("boot-is-no-incarnation", "an attach of an earlier boot that comes late ends runs that live", _boot_is_no_incarnation, seed=5, scenario="late-verdicts"),
+    Bug("boot-is-no-incarnation", "an attach of an earlier boot that comes late ends runs that live", _boot_is_no_incarnation, seed=76, scenario="late-verdicts"),
     Bug("reboot-explains-nothing", "a job is held because a node under it reboots", _reboot_explains_nothing, seed=10, scenario="kill-loop"),
     Bug("given-up-by-word", "a dead rack is given up faster than the breaker allows", _given_up_by_word, scenario="rack-dead"),
     Bug("smaller-fault", "a lesser event of a device hides the fault before it", _smaller_fault, scenario="xid-storm"),
