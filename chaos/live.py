@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,9 @@ from types import FrameType
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from chaos import scenarios
+from chaos import report, scenarios
 from chaos.live_acts import ACTS, Stage
 from chaos.live_stage import STACKS, obstacle, stack_of, staged
 from chaos.net import NetworkError
@@ -30,8 +32,10 @@ from services.runtime.reader import decode
 from services.runtime.trial import TrialCell, TrialError
 from services.runtime.wiring import open_cell
 from simulation.faults import Fault
+from simulation.history import History
 from simulation.referee import Event, event_of
-from simulation.scenario import Scenario, Work
+from simulation.scenario import Scenario, Setup, Work
+from simulation.world import Verdict
 from statemachines import invariants
 from statemachines.cluster import Cluster
 from statemachines.job import ENDED
@@ -53,6 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--stack", choices=STACKS, help="default: local where the scenario strikes brokers"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="draw its timeline")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what the processes said")
 
 
@@ -80,6 +85,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(msgspec.to_builtins(result)) + "\n", encoding="utf-8")
+    if options.report is not None:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        page = _page(options.scenario, stack, scenario, result)
+        options.report.write_text(page, encoding="utf-8")
     return 1 if result.broken else 0
 
 
@@ -101,13 +110,15 @@ def _interruptible() -> Iterator[None]:
 
 
 class Live(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """What came of it. Times are from the first entry of the log on; `plan` is the faults when they really struck."""
 
     broken: tuple[str, ...]
     entries: int
     voided: int
     seconds: float
     events: tuple[Event, ...]
+    plan: tuple[Fault, ...]
+    names: dict[str, str]
 
 
 def _say(title: str, result: Live) -> None:
@@ -120,6 +131,21 @@ def _say(title: str, result: Live) -> None:
     print(
         f"{title}: {result.entries} entries ({result.voided} void), {result.seconds:.0f} s: {how}"
     )
+
+
+def _page(name: str, stack: str, scenario: Scenario, result: Live) -> str:
+    """Drawn as a simulated history is."""
+    end_s = max((event.at_ms for event in result.events), default=0) / 1000
+    seen = Counter(event.kind for event in result.events)
+    verdict = Verdict(
+        seed=0, broken=result.broken, history="", state="", virtual_s=end_s, events=len(result.events),
+        entries=result.entries, voided=result.voided, seen=dict(sorted(seen.items())),
+    )  # fmt: skip
+    history = History(Setup(scenario.shape, result.plan), verdict, result.events, result.names)
+    figures = f"{end_s:.0f} s, {result.entries} entries ({result.voided} void)"
+    command = f"python -m chaos live {name} --stack {stack}"
+    title = f"{name}, live on {stack}"
+    return report.page(title, figures, scenario, history, command, drawn=len(result.plan))
 
 
 # --- playing
@@ -140,13 +166,15 @@ def play(scenario: Scenario, stack: str, *, keep: Path | None = None) -> Live:
             broken.append(f"D: {error}")
         finally:
             stage.heal()
-        judged, events, cluster = _judge(stage.cell, struck)
+        judged, events, cluster, began_ms = _judge(stage.cell, struck)
     broken += judged
     failures = [check.failure(events, names) for check in scenario.check]
     broken += [f"check: {failure}" for failure in failures if failure]
+    plan = [replace(fault, at_ms=at_ms - began_ms) for at_ms, fault in struck]
     return Live(
-        tuple(broken), cluster.offset + 1, cluster.voided, time.monotonic() - began, tuple(events)
-    )
+        tuple(broken), cluster.offset + 1, cluster.voided, time.monotonic() - began, tuple(events),
+        tuple(plan), names,
+    )  # fmt: skip
 
 
 def _strike(
@@ -230,8 +258,8 @@ def _kept(cell: TrialCell, keep: Path | None) -> Iterator[None]:
 
 def _judge(
     cell: TrialCell, struck: list[tuple[int, Fault]]
-) -> tuple[list[str], list[Event], Cluster]:
-    """Fold what is stored, with every check; faults and how every job stands are on the timeline."""
+) -> tuple[list[str], list[Event], Cluster, int]:
+    """Fold what is stored, with every check; faults and how every job stands are on the timeline, which begins then."""
     cluster, watcher = Cluster(cell.name), Watcher()
     broken: list[str] = []
     events: list[Event] = []
@@ -260,4 +288,4 @@ def _judge(
         Event(cluster.at_ms - began_ms, "final", job.id, job.state.value)
         for job in cluster.jobs.values()
     ]
-    return broken, events, cluster
+    return broken, events, cluster, began_ms

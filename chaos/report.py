@@ -67,13 +67,22 @@ svg text.in{{fill:#fff;font-size:10px}} svg text.mark{{font-size:10px}}
 
 
 def html(name: str, scenario: Scenario, history: History, command: str, *, drawn: int) -> str:
-    """The page of one history; of so many `drawn` faults it may be the fewest that break it."""
-    verdict, plan = history.verdict, history.setup.plan
-    broken = "<br>".join(escape(line) for line in verdict.broken)
+    """The page of one simulated history; of so many `drawn` faults it may be the fewest that break it."""
+    verdict = history.verdict
     figures = (
         f"{verdict.virtual_s:.0f} s of virtual time, {verdict.entries} entries ({verdict.voided} void), "
         f"{verdict.events} events, history {verdict.history[:16]}"
     )
+    title = f"{name}, seed {verdict.seed}"
+    return page(title, figures, scenario, history, command, drawn=drawn)
+
+
+def page(
+    title: str, figures: str, scenario: Scenario, history: History, command: str, *, drawn: int
+) -> str:
+    """The page of any history; `figures` is its size in words."""
+    verdict, plan = history.verdict, history.setup.plan
+    broken = "<br>".join(escape(line) for line in verdict.broken)
     fewest = len(plan) < drawn
     faults = f"The fewest faults that break it: {len(plan)} of {drawn}" if fewest else "Faults"
     body = "".join(
@@ -89,7 +98,7 @@ def html(name: str, scenario: Scenario, history: History, command: str, *, drawn
         ]
     )
     return _PAGE.format(
-        title=escape(f"{name}, seed {verdict.seed}"), summary=escape(scenario.summary),
+        title=escape(title), summary=escape(scenario.summary),
         grade="bad" if broken else "ok", verdict=broken or "all promises kept", command=escape(command), body=body,
     )  # fmt: skip
 
