@@ -46,6 +46,7 @@ class SchedulerProcess(Process):
         *,
         cell: str,
         policy: Policy,
+        snapshot_entries: int,
         crash_ppm: int,
     ) -> None:
         super().__init__(broker.kernel, name, crash_ppm=crash_ppm)
@@ -55,7 +56,7 @@ class SchedulerProcess(Process):
         self.said: Callable[[Cluster], tuple[Recorded, ...]] = _nothing
         self.gap: InputGapError | None = None
         self._broker, self._election, self._clock = broker, election, clock
-        self._cell, self._policy = cell, policy
+        self._cell, self._policy, self._snapshot_entries = cell, policy, snapshot_entries
         self._nonce = itertools.count(1)
         broker.on_record(("log",), self._woken)
         broker.on_record(_LEADER_READS, self._fed)
@@ -79,7 +80,7 @@ class SchedulerProcess(Process):
             leader=self.name,
             nonce=f"{self.name}/{next(self._nonce)}",
             policy=self._policy,
-            snapshot_entries=60,
+            snapshot_entries=self._snapshot_entries,
             said=self.said,
         )
         try:

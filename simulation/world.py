@@ -33,6 +33,8 @@ CELL = "sim"
 EPOCH_MS = 1_800_000_000_000
 # Longest that the cell is given to bring everything to its end once it is healed.
 SETTLE_S = 1_800
+# Often, for restarts from snapshots are to be seen; but it costs what the cell is large, so it grows with its nodes.
+SNAPSHOT_ENTRIES_MIN = 60
 # A waiting job has a reason by then.
 REASON_WITHIN_MS = 30_000
 
@@ -89,7 +91,8 @@ class World:
         ppm = shape.crash_ppm
         self.schedulers = [
             SchedulerProcess(
-                self.broker, self.election, f"scheduler-{i}", self._clock(), cell=CELL, policy=POLICY, crash_ppm=ppm
+                self.broker, self.election, f"scheduler-{i}", self._clock(), cell=CELL, policy=POLICY,
+                snapshot_entries=max(SNAPSHOT_ENTRIES_MIN, shape.nodes), crash_ppm=ppm,
             )
             for i in range(shape.schedulers)
         ]  # fmt: skip
