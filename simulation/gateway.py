@@ -17,13 +17,11 @@ from services.gateway.auth import Caller
 from services.gateway.core import GatewayCore
 from services.gateway.effects import Now, Outbox, Write
 from services.gateway.refusal import Refusal, Status
-from services.runtime import codec
 from services.runtime.ports import PortError
 from simulation.kernel import US_PER_MS, Timer
 from simulation.process import Process, SimClock
 from simulation.storage import Broker, SimBlobs, SimEventLog, SimPublisher
 from statemachines.cluster import Cluster
-from statemachines.entry import Entry
 
 ADMIN: Final = Caller("user:admin", "token", frozenset({"admin"}))
 AGENT: Final = Caller("service:agent", "node-token", frozenset({"node"}))
@@ -96,7 +94,7 @@ class GatewayProcess(Process):
         try:
             while records := self._log.read(core.cluster.offset + 1, limit=limit, timeout_s=0):
                 for record in records:
-                    core.fold(_decoded(record.offset, record.value))
+                    core.fold(self._broker.entry(record.offset, record.value))
                 if self.lag_ms:
                     self.perform()
                     self.wake(self.lag_ms)
@@ -241,10 +239,3 @@ class GatewayProcess(Process):
     def _woken(self) -> None:
         if self.up:
             self.wake(max(1, self.lag_ms))
-
-
-def _decoded(offset: int, stored: bytes) -> Entry:
-    try:
-        return codec.decode_entry(offset, stored)
-    except codec.CodecError:
-        return codec.unreadable(offset)

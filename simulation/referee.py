@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from services.runtime import codec
 from simulation.physics import Physics
 from simulation.storage import PARTITIONS, Broker
 from statemachines import facts, invariants
@@ -68,7 +67,7 @@ class Referee:
             self._judged(value)
         if topic != "log" or self.broken:
             return
-        entry = decoded(offset, value)
+        entry = self._broker.entry(offset, value)
         void = self.cluster.void_reason(entry)
         if void:
             self.count("void entry")
@@ -220,11 +219,3 @@ def _detail(fact: Fact) -> str:
             return nic
         case _:
             return ""
-
-
-def decoded(offset: int, stored: bytes) -> Entry:
-    """What a reader makes of a stored record."""
-    try:
-        return codec.decode_entry(offset, stored)
-    except codec.CodecError:
-        return codec.unreadable(offset)

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from services.runtime import ids
+from services.runtime import codec, ids
 from services.runtime.ports import (
     InputGapError,
     InputRecord,
@@ -25,8 +25,11 @@ from services.runtime.ports import (
     SnapshotRecord,
 )
 from simulation.kernel import US_PER_MS, Kernel
+from statemachines.entry import Entry
 
 _LOG: Final = "log"
+# Newest entries of the log that are kept as they were decoded.
+_KEPT: Final = 256
 # Small numbers, and yet more than one: records of different keys overtake each other.
 PARTITIONS: Final[Mapping[str, int]] = {
     "requests": 2, "reports": 3, "verdicts": 2, "signals": 2, "progress": 2,
@@ -57,6 +60,7 @@ class Broker:
         self.snapshots: list[SnapshotRecord] = []
         self.blobs: dict[str, bytes] = {}
         self.late_records = 0
+        self._entries: dict[int, Entry] = {}
         self._chance = kernel.chance("broker")
         self._wakers: dict[str, list[Callable[[], None]]] = {}
         self.stored: list[Callable[[str, int, bytes], None]] = []
@@ -119,6 +123,14 @@ class Broker:
             found.append((at, key, value))
         return found
 
+    def entry(self, offset: int, stored: bytes) -> Entry:
+        """A record of the log, for readers of ours: decoded once for all that follow closely, for it is a value."""
+        entry = self._entries.get(offset)
+        if entry is None:
+            entry = self._entries[offset] = decoded(offset, stored)
+            self._entries.pop(offset - _KEPT, None)
+        return entry
+
     def expire(self, topic: str, partition: int, before: int) -> None:
         """Retention passed: records below `before` are gone."""
         self.oldest[(topic, partition)] = max(before, self.oldest.get((topic, partition), 0))
@@ -126,6 +138,14 @@ class Broker:
     def damages_snapshot(self) -> bool:
         """Whether the snapshot at hand is stored damaged."""
         return self._chance.randrange(1_000_000) < self.faults.snapshot_damaged
+
+
+def decoded(offset: int, stored: bytes) -> Entry:
+    """What a reader makes of a stored record."""
+    try:
+        return codec.decode_entry(offset, stored)
+    except codec.CodecError:
+        return codec.unreadable(offset)
 
 
 class SimEventLog:

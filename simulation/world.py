@@ -21,9 +21,9 @@ from simulation.nodes import Host
 from simulation.operators import Operators
 from simulation.physics import Physics
 from simulation.process import Process, SimClock
-from simulation.referee import Referee, decoded
+from simulation.referee import Referee
 from simulation.services import HealthProcess, SchedulerProcess
-from simulation.storage import Broker, BrokerFaults
+from simulation.storage import Broker, BrokerFaults, decoded
 from statemachines import invariants, snapshot
 from statemachines.cluster import Cluster
 from statemachines.job import ENDED, JobState
