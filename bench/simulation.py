@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> Measured:
     sixty = [_play(_cell(seed, 60, small_s), small_s) for _ in range(_ROUNDS)]
     quiet = [_play(_cell(seed, 60, small_s, jobs=False), small_s) for _ in range(_ROUNDS)]
     hostile = [_play(_cell(seed, 60, small_s, hostile=True), small_s) for _ in range(_ROUNDS)]
-    thousand = [_play(_cell(seed, 1_000, large_s), large_s)]
+    thousand = [_play(_cell(seed, 1_000, large_s), large_s) for _ in range(_ROUNDS)]
     figures: dict[str, object] = {
         "x_real_time_60_nodes": _best(sixty),
         "x_real_time_60_nodes_quiet": _best(quiet),
