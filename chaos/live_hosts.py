@@ -55,6 +55,7 @@ class Hosts:
             network.add_host(number)
             self.disks[number] = Disk(state, name=network.host(number), mib=_DISK_MIB)
             self._closing.callback(self.disks[number].remove)
+            self.disks[number].mount()
         self.clocks[number] = SteppedClock(state.with_name(f"{state.name}.clock"))
         self.start(number)
 

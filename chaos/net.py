@@ -27,6 +27,7 @@ RAILS_MAX: Final = 64
 # Command: the Debian package that has it.
 _TOOLS: Final = {"ip": "iproute2", "nft": "nftables", "mount": "mount"}
 _OF_A_RUN: Final = re.compile(r"tidemill-([1-9][0-9]*)-(?:hub|n[0-9]{4})")
+_MOUNTS: Final = Path("/proc/mounts")
 _COMMAND_S: Final = 30.0
 _END_WITHIN_S: Final = 5.0
 
@@ -46,11 +47,12 @@ def missing(*, user: int, which: Callable[[str], str | None] = shutil.which) -> 
 
 
 def sweep() -> list[str]:
-    """Remove what runs left that were killed before they could: namespaces that name a process which is gone."""
+    """Remove what runs left that were killed before they could: namespaces and disks that name a process which is gone."""
+    listed = _run("ip", "netns", "list").stdout + _MOUNTS.read_text(encoding="utf-8")
+    names = {line.split()[0] for line in listed.splitlines()}
     left = []
-    for line in _run("ip", "netns", "list").stdout.splitlines():
-        found = _OF_A_RUN.fullmatch(line.split()[0])
-        if found and not Path("/proc", found[1]).exists():
+    for found in filter(None, map(_OF_A_RUN.fullmatch, sorted(names))):
+        if not Path("/proc", found[1]).exists():
             left.append(found[0])
             _remove(found[0])
             _run("umount", "--lazy", found[0])  # Its disk, mounted under its name.
@@ -155,8 +157,8 @@ class Network:
     # --- commands
 
     def _make(self, name: str) -> None:
+        self._made.append(name)  # First: the next line may be interrupted when it is done.
         _must("ip", "netns", "add", name)
-        self._made.append(name)
 
     @staticmethod
     def _batch(name: str, lines: Iterable[str]) -> None:

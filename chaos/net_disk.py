@@ -16,13 +16,16 @@ _CHUNK: Final = 1 << 16
 
 
 class Disk:
-    """Mounted from its making to `remove`."""
+    """Mounted from `mount` to `remove`, as `name`. Whoever sees to its removal does so first: a mount may be interrupted."""
 
     def __init__(self, path: Path, *, name: str, mib: int) -> None:
-        """`name` is what it is mounted as. Raises NetworkError."""
-        self._path = path
-        path.mkdir(parents=True, exist_ok=True)
-        _mount("mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=700", name, str(path))
+        self._path, self._name, self._mib = path, name, mib
+
+    def mount(self) -> None:
+        """An empty one. Raises NetworkError."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        size = f"size={self._mib}m,mode=700"
+        _mount("mount", "-t", "tmpfs", "-o", size, self._name, str(self._path))
 
     def fill(self) -> None:
         """Nothing more can be written."""
@@ -37,8 +40,9 @@ class Disk:
         (self._path / _FILLER).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Taken away, also while somebody still looks at it."""
-        _mount("umount", "--lazy", str(self._path))
+        """Taken away, also while somebody still looks at it. Raises NetworkError."""
+        if self._path.is_mount():
+            _mount("umount", "--lazy", str(self._path))
 
 
 class _FullError(Exception):

@@ -156,10 +156,11 @@ def test_what_a_killed_run_left_is_swept_away_and_nothing_else(
     for name in (killed, living):
         subprocess.run(["ip", "netns", "add", name], check=True)
     try:
-        Disk(tmp_path / "disk", name=killed, mib=1)
-        assert sweep() == [killed]
+        Disk(tmp_path / "disk", name=killed, mib=1).mount()
+        Disk(tmp_path / "other", name=killed.replace("n0000", "n0001"), mib=1).mount()
+        assert {killed, killed.replace("n0000", "n0001")} <= set(sweep())
         assert namespaces_named(killed) == [] and len(namespaces_named(living)) == 1
-        assert not (tmp_path / "disk").is_mount()
+        assert not (tmp_path / "disk").is_mount() and not (tmp_path / "other").is_mount()
     finally:
         subprocess.run(["ip", "netns", "delete", living], check=True)
 
@@ -181,7 +182,9 @@ def test_interfaces_are_named_as_the_inventory_takes_them(network: Make) -> None
 
 def test_a_disk_is_full_to_the_last_byte_and_empty_again(namespaces: None, tmp_path: Path) -> None:
     disk = Disk(tmp_path / "disk", name="tidemill-test", mib=1)
+    disk.remove()  # Nothing yet: no error.
     try:
+        disk.mount()
         disk.fill()
         with pytest.raises(OSError, match="No space left"):
             (tmp_path / "disk/a").write_bytes(b"x")
