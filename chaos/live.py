@@ -1,7 +1,8 @@
 """`python -m chaos live SCENARIO`: the same scenario on live processes, judged by what the log says afterwards.
 
 Puts up a cell of its own, strikes it at the scenario's times, waits until every job has ended, then folds the stored
-log with every check of every step. Ends and removes only what it made, also after Ctrl-C.
+log with every check of every step. Ends and removes only what it made, also after Ctrl-C. On the stack in containers,
+which is somebody's, the log is judged from where the scenario began.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,21 +24,24 @@ import msgspec
 from msgspec.structs import replace
 
 from chaos import report, scenarios
-from chaos.live_acts import ACTS, Stage
+from chaos.live_acts import ACTS
+from chaos.live_scene import Cell, Scene
 from chaos.live_stage import STACKS, obstacle, stack_of, staged
 from chaos.net import NetworkError
 from compose.local.stack import StackError
 from services.runtime.reader import decode
-from services.runtime.trial import TrialCell, TrialError
+from services.runtime.trial import TrialError
 from services.runtime.wiring import open_cell
 from simulation.faults import Fault
 from simulation.history import History
 from simulation.referee import Event, event_of
-from simulation.scenario import Scenario, Setup, Work
+from simulation.scenario import Check, Scenario, Setup, Work
 from simulation.world import Verdict
 from statemachines import invariants
 from statemachines.cluster import Cluster
+from statemachines.entry import Entry
 from statemachines.job import ENDED
+from statemachines.node import NodeState
 from statemachines.watcher import Watcher
 from tidemill import Client, TidemillError
 from tidemill.jobfile import job_request
@@ -78,6 +81,9 @@ def run(options: argparse.Namespace) -> int:
             result = play(scenario, stack, keep=options.keep)
     except NetworkError as error:
         raise scenarios.UnknownScenarioError(str(error)) from error
+    except TrialError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("Interrupted; nothing is left.", file=sys.stderr)
         return 130
@@ -156,43 +162,52 @@ def play(scenario: Scenario, stack: str, *, keep: Path | None = None) -> Live:
     began = time.monotonic()
     broken: list[str] = []
     names: dict[str, str] = {}
-    with staged(scenario, stack) as stage:
+    with staged(scenario, stack) as scene:
         struck: list[tuple[int, Fault]] = []
         try:
-            with _kept(stage.cell, keep):
-                _strike(stage, scenario, names, struck)
-                _wait_for_ends(stage, list(names.values()))
+            with _kept(scene, keep):
+                _strike(scene, scenario, names, struck)
+                _wait_for_ends(scene)
         except (TrialError, StackError, TidemillError) as error:
             broken.append(f"D: {error}")
         finally:
-            stage.heal()
-        judged, events, cluster, began_ms = _judge(stage.cell, struck)
-    broken += judged
-    failures = [check.failure(events, names) for check in scenario.check]
+            scene.heal()
+        judged = judge(scene, struck)
+    broken += judged.broken
+    checks = [as_called(check, scene.nodes) for check in scenario.check]
+    failures = [check.failure(judged.events, names) for check in checks]
     broken += [f"check: {failure}" for failure in failures if failure]
-    plan = [replace(fault, at_ms=at_ms - began_ms) for at_ms, fault in struck]
+    plan = [replace(fault, at_ms=at_ms - judged.began_ms) for at_ms, fault in struck]
     return Live(
-        tuple(broken), cluster.offset + 1, cluster.voided, time.monotonic() - began, tuple(events),
+        tuple(broken), judged.entries, judged.voided, time.monotonic() - began, tuple(judged.events),
         tuple(plan), names,
     )  # fmt: skip
 
 
+def as_called(check: Check, nodes: Mapping[str, str]) -> Check:
+    """Nodes as they are called there."""
+    subject, detail = nodes.get(check.subject, check.subject), check.detail
+    for ours, theirs in nodes.items():
+        detail = detail.replace(ours, theirs)
+    return replace(check, subject=subject, detail=detail)
+
+
 def _strike(
-    stage: Stage, scenario: Scenario, names: dict[str, str], struck: list[tuple[int, Fault]]
+    scene: Scene[Cell], scenario: Scenario, names: dict[str, str], struck: list[tuple[int, Fault]]
 ) -> None:
     """Work and faults at their times. `names` gets the ids of the jobs by the names that checks give them."""
 
     def submit(number: int, work: Work) -> None:
-        with stage.cell.client() as client:
-            wanted = _request(work, number, rails=_rails(stage))
-            names[f"job-{number}"] = client.submit(wanted).job
+        with scene.cell.client() as client:
+            names[f"job-{number}"] = job = client.submit(_request(work, number, scene)).job
+            scene.jobs.append(job)
 
     def hurt(fault: Fault) -> None:
         said = f"{fault.kind} {fault.what or fault.target}"
         print(f"{fault.at_ms / 1000:6.1f} s  {said}", flush=True)
         # As the leader counts: the wall clock once, then a clock that only grows.
         struck.append((began_ms + round((time.monotonic() - began) * 1000), fault))
-        ACTS[fault.kind](stage, fault)
+        scene.strike(fault)
 
     began, began_ms = time.monotonic(), time.time_ns() // 1_000_000
     due: list[tuple[float, Callable[[], None]]] = [
@@ -200,19 +215,14 @@ def _strike(
         *((fault.at_ms / 1000, partial(hurt, fault)) for fault in scenario.fault),
     ]
     for at_s, act in sorted(due, key=lambda each: each[0]):
-        _wait_until(stage, began + at_s)
+        _wait_until(scene, began + at_s)
         act()
 
 
-def _rails(stage: Stage) -> int:
-    """Interfaces that ranks talk over: those of the fabric, or the one that all share."""
-    return stage.hosts.network.rails if stage.hosts.network is not None else 1
-
-
-def _request(work: Work, number: int, *, rails: int) -> job_service_pb2.SubmitJobRequest:
+def _request(work: Work, number: int, scene: Scene[Cell]) -> job_service_pb2.SubmitJobRequest:
     program = [
-        sys.executable, "-m", "chaos.trainer", "--steps", str(work.steps), "--step-ms", str(work.step_ms),
-        "--save-every", str(work.save_every), "--rails", str(rails),
+        scene.python, "-m", "chaos.trainer", "--steps", str(work.steps), "--step-ms", str(work.step_ms),
+        "--save-every", str(work.save_every), "--rails", str(scene.rails),
     ]  # fmt: skip
     if work.failover:
         program.append("--failover")
@@ -220,72 +230,92 @@ def _request(work: Work, number: int, *, rails: int) -> job_service_pb2.SubmitJo
         {
             "name": f"job-{number}", "command": program, "nodes": work.members, "gpus": work.devices,
             "cpus": 1, "overlap_safe": work.overlap_safe, "hang_after": f"{work.hang_after_s:g}s",
-            "fence_after": f"{work.fence_after_s:g}s",
+            "fence_after": f"{work.fence_after_s:g}s", "env": dict(scene.environment),
         }
     )  # fmt: skip
 
 
-def _wait_until(stage: Stage, at: float) -> None:
+def _wait_until(scene: Scene[Cell], at: float) -> None:
     while time.monotonic() < at:
-        stage.undo_due()
+        scene.undo_due()
         time.sleep(min(_LOOK_S, max(at - time.monotonic(), 0.0)))
 
 
-def _wait_for_ends(stage: Stage, jobs: list[str]) -> None:
+def _wait_for_ends(scene: Scene[Cell]) -> None:
     ended = {state.value for state in ENDED} | {"held"}
 
     def over(client: Client) -> bool:
-        stage.undo_due()
-        return all(client.job(job).state in ended for job in jobs)
+        scene.undo_due()
+        return all(client.job(job).state in ended for job in scene.jobs)
 
-    with stage.cell.client() as client:
-        stage.cell.until("the jobs to end", lambda: over(client), within_s=_END_WITHIN_S)
+    with scene.cell.client() as client:
+        scene.cell.until("the jobs to end", lambda: over(client), within_s=_END_WITHIN_S)
 
 
 @contextlib.contextmanager
-def _kept(cell: TrialCell, keep: Path | None) -> Iterator[None]:
+def _kept(scene: Scene[Cell], keep: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-            for file in cell.directory.glob("*.log"):
-                shutil.copy(file, keep)
+            scene.keep(keep)
 
 
 # --- judging
 
 
-def _judge(
-    cell: TrialCell, struck: list[tuple[int, Fault]]
-) -> tuple[list[str], list[Event], Cluster, int]:
-    """Fold what is stored, with every check; faults and how every job stands are on the timeline, which begins then."""
-    cluster, watcher = Cluster(cell.name), Watcher()
-    broken: list[str] = []
-    events: list[Event] = []
-    began_ms = 0
+class Judged(msgspec.Struct):
+    """What the log says, from the scenario's first entry on."""
+
+    broken: list[str]
+    events: list[Event]
+    began_ms: int = 0
+    entries: int = 0
+    voided: int = 0
+
+    def take(self, cluster: Cluster, watcher: Watcher, entry: Entry) -> None:
+        """Fold one entry, with every check."""
+        if not self.entries:
+            self.began_ms = entry.at_ms
+            # Who is there already stands at the beginning, as in a cell that begins.
+            there = [node.id for node in cluster.nodes.values() if node.state is NodeState.READY]
+            self.events += [Event(0, "NodeJoined", node) for node in there]
+        accepted = not cluster.void_reason(entry)
+        self.entries += 1
+        self.voided += not accepted
+        self.broken += watcher.fold(cluster, entry) + invariants.violations(cluster)
+        for recorded in entry.facts if accepted else ():
+            event = event_of(recorded.fact, entry.at_ms - self.began_ms)
+            if event is not None:
+                self.events.append(event)
+
+
+def judge(scene: Scene[Cell], struck: list[tuple[int, Fault]]) -> Judged:
+    """Fold what is stored; faults and how every job stands are on the timeline, which begins with the scenario."""
+    cluster, watcher = Cluster(scene.cell.name), Watcher()
+    judged = Judged([], [])
     with contextlib.ExitStack() as closing:
-        ports = open_cell(cell.settings)
+        ports = open_cell(scene.cell.settings)
         closing.callback(ports.close)
         log = ports.event_log()
         closing.callback(log.close)
         while records := log.read(cluster.offset + 1, limit=256, timeout_s=0):
             for record in records:
                 entry, _ = decode(record, cluster)
-                accepted = not cluster.void_reason(entry)
-                broken += watcher.fold(cluster, entry) + invariants.violations(cluster)
-                began_ms = began_ms or entry.at_ms
-                for recorded in entry.facts if accepted else ():
-                    event = event_of(recorded.fact, entry.at_ms - began_ms)
-                    if event is not None:
-                        events.append(event)
-    events += [
-        Event(at_ms - began_ms, "fault", fault.kind, f"{fault.target} {fault.what}".strip())
+                if entry.offset < scene.first:
+                    watcher.fold(cluster, entry)
+                else:
+                    judged.take(cluster, watcher, entry)
+    admitted = [event.subject for event in judged.events if event.kind == "JobAdmitted"]
+    judged.events += [
+        Event(at_ms - judged.began_ms, "fault", fault.kind, f"{fault.target} {fault.what}".strip())
         for at_ms, fault in struck
     ]
-    events.sort(key=lambda event: event.at_ms)
-    events += [
-        Event(cluster.at_ms - began_ms, "final", job.id, job.state.value)
+    judged.events.sort(key=lambda event: event.at_ms)
+    judged.events += [
+        Event(cluster.at_ms - judged.began_ms, "final", job.id, job.state.value)
         for job in cluster.jobs.values()
+        if job.id in admitted
     ]
-    return broken, events, cluster, began_ms
+    return judged

@@ -1,19 +1,21 @@
 """What strikes a live cell: a table of the kinds that scenarios name, each a real signal, cable, disk, clock or broker.
 
-A fault that lasts is undone in time by `Stage.later`; `heal` undoes all that is left. It strikes only what the run started.
+A fault that lasts is undone in time by `Stage.later`. It strikes only what the run started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from chaos.live_hosts import Hosts, kill
+from chaos.live_scene import Scene
 from chaos.net import CONTROL, Network
 from compose.local.stack import Stack
 from services.demo.distributed import etcd_leader
@@ -22,12 +24,17 @@ from services.runtime.trial_kafka import KafkaTrialCell
 from simulation.faults import Fault
 
 
-class Stage:
-    """A cell, its hosts, the brokers and members under it (None: embedded), and what is to be undone."""
+class Stage(Scene[TrialCell]):
+    """A cell, its hosts, and the brokers and members under it (None: embedded)."""
 
     def __init__(self, cell: TrialCell, hosts: Hosts, stack: Stack | None) -> None:
-        self.cell, self.hosts, self._stack = cell, hosts, stack
-        self._later: list[tuple[float, Callable[[], object]]] = []
+        super().__init__(cell)
+        self.hosts, self._stack = hosts, stack
+
+    @property
+    def rails(self) -> int:
+        """Those of the fabric, where there is one."""
+        return self.hosts.network.rails if self.hosts.network is not None else super().rails
 
     @property
     def network(self) -> Network:
@@ -41,23 +48,14 @@ class Stage:
         assert self._stack is not None, "NEEDS_STACK names all kinds that use it"
         return self._stack
 
-    def later(self, after_ms: int, undo: Callable[[], object]) -> None:
-        """The end of a fault; 0: it stays until the scenario is over."""
-        due = time.monotonic() + after_ms / 1000 if after_ms else float("inf")
-        self._later.append((due, undo))
+    def strike(self, fault: Fault) -> None:
+        """By its act below."""
+        ACTS[fault.kind](self, fault)
 
-    def undo_due(self) -> None:
-        """End what has lasted long enough."""
-        now = time.monotonic()
-        for each in [each for each in self._later if each[0] <= now]:
-            self._later.remove(each)
-            each[1]()
-
-    def heal(self) -> None:
-        """End all that is left."""
-        while self._later:
-            _, undo = self._later.pop(0)
-            undo()
+    def keep(self, folder: Path) -> None:
+        """The logs of its directory."""
+        for file in self.cell.directory.glob("*.log"):
+            shutil.copy(file, folder)
 
 
 Act: TypeAlias = Callable[[Stage, Fault], None]

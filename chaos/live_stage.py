@@ -1,6 +1,7 @@
 """Puts up what a live scenario is played on: namespaces where it needs them, a cell, real Kafka and etcd, and hosts.
 
-Everything is the run's own, named by its process id, and gone afterwards in the reverse order, however the run ends.
+Everything is the run's own, named by its process id, and gone afterwards in the reverse order, however the run ends;
+but the stack in containers is taken as it runs (chaos/live_compose.py).
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+from chaos import live_compose
 from chaos.live_acts import NEEDS_NETWORK, NEEDS_STACK, Stage
 from chaos.live_hosts import Hosts
+from chaos.live_scene import Cell, Scene
 from chaos.net import Network
 from compose.local.stack import Stack, StackError
 from services.runtime.trial import TrialCell, TrialError
@@ -32,16 +36,33 @@ def stack_of(scenario: Scenario) -> str:
 def obstacle(scenario: Scenario, stack: str) -> str:
     """Why the scenario cannot be played there; empty when it can."""
     if stack == "compose":
-        return "containers are not struck by scenarios yet: --stack local has real brokers; compose/demo.sh kills containers"
+        return _not_in_containers(_kinds(scenario))
     struck = sorted(_kinds(scenario) & NEEDS_STACK)
     if struck and stack != "local":
         return f"{', '.join(struck)} needs real brokers: --stack local"
     return ""
 
 
+def _not_in_containers(kinds: set[str]) -> str:
+    if struck := sorted(kinds & live_compose.TAKES_RUNS_ALONG):
+        return (
+            f"{', '.join(struck)}: a container ends with its agent, and with all that runs in it, so nothing could be "
+            "adopted again: --stack local"
+        )
+    if struck := sorted(kinds - live_compose.ACTS.keys()):
+        return f"{', '.join(struck)}: containers have no such fault: --stack local"
+    return ""
+
+
+def staged(scenario: Scenario, stack: str) -> AbstractContextManager[Scene[Cell]]:
+    """Everything up, all agents attached. Raises NetworkError, TrialError, UnknownScenarioError."""
+    if stack == "compose":
+        return live_compose.staged(scenario.shape)
+    return _processes(scenario, stack)
+
+
 @contextlib.contextmanager
-def staged(scenario: Scenario, stack: str) -> Iterator[Stage]:
-    """Everything up, all agents attached. Raises NetworkError, TrialError."""
+def _processes(scenario: Scenario, stack: str) -> Iterator[Stage]:
     with contextlib.ExitStack() as closing:
         network = None
         if _kinds(scenario) & NEEDS_NETWORK:

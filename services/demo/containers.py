@@ -5,6 +5,7 @@ It asks Docker by its command line to kill and start containers of that stack, a
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from typing import Final
 
@@ -22,9 +23,10 @@ GATEWAYS: Final = ("127.0.0.1:17170", "127.0.0.1:17171")
 SETTINGS: Final = CellSettings(
     cell="main", log="kafka", kafka="127.0.0.1:19092,127.0.0.1:19192,127.0.0.1:19292"
 )
-# Run inside: kills what init has started, so that the container ends as it would in a crash and is started again.
-_CRASH: Final = (
-    "import os\nfor pid in open('/proc/1/task/1/children').read().split(): os.kill(int(pid), 9)"
+# Run inside: a signal to what init has started first, the container's program.
+_TELL: Final = (
+    "import os, sys\n"
+    "os.kill(int(open('/proc/1/task/1/children').read().split()[0]), int(sys.argv[1]))"
 )
 
 
@@ -35,7 +37,7 @@ class Container:
         self.service = service
         labels = (f"project={PROJECT}", f"service={service}")
         asked = [word for label in labels for word in ("-f", f"label=com.docker.compose.{label}")]
-        self.id = _docker("ps", "-aq", *asked)
+        self.id = docker("ps", "-aq", *asked)
         if not self.id:
             raise TrialError(
                 f"no container of {service}: start the stack with project name {PROJECT}, as "
@@ -44,17 +46,33 @@ class Container:
 
     def die(self) -> int:
         """SIGKILL to all of it; nobody starts it again."""
-        count = len(_docker("top", self.id, "-o", "pid").splitlines()) - 1
-        _docker("kill", self.id)
+        count = len(docker("top", self.id, "-o", "pid").splitlines()) - 1
+        docker("kill", self.id)
         return count
 
     def crash(self) -> None:
-        """SIGKILL to its program; its restart policy starts it again."""
-        _docker("exec", self.id, "python3", "-c", _CRASH)
+        """SIGKILL to its program: the container ends as in a crash, and its restart policy starts it again."""
+        self.tell(signal.SIGKILL)
+
+    def tell(self, number: signal.Signals) -> None:
+        """A signal to its program alone, not to what that has started."""
+        docker("exec", self.id, "python3", "-c", _TELL, str(int(number)))
 
     def start(self) -> None:
         """Again, with its data."""
-        _docker("start", self.id)
+        docker("start", self.id)
+
+    def restart(self) -> None:
+        """It is asked to end, and started again."""
+        docker("restart", self.id)
+
+    def pause(self) -> None:
+        """All of it stands still."""
+        docker("pause", self.id)
+
+    def resume(self) -> None:
+        """It goes on."""
+        docker("unpause", self.id)
 
     def end(self) -> None:
         """Containers are compose's to end."""
@@ -69,7 +87,7 @@ class ContainerCell:
     trainer = "/opt/tidemill/services/demo/train_numpy.py"
 
     def __init__(self) -> None:
-        self._token = _docker("exec", Container("gateway-1").id, "cat", "/keys/token")
+        self._token = docker("exec", Container("gateway-1").id, "cat", "/keys/token")
         self._killed: list[Container] = []
 
     def client(self, door: int = 0) -> Client:
@@ -114,8 +132,8 @@ class ContainerCell:
             go_on_without(client, timeline, member, what, kill=container.die)
 
 
-def _docker(*words: str) -> str:
-    """What it says; raises TrialError."""
+def docker(*words: str) -> str:
+    """What Docker's command line says; raises TrialError."""
     try:
         done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:

@@ -89,10 +89,6 @@ def test_brokers_are_not_struck_where_there_are_none() -> None:
     )
 
 
-def test_containers_are_not_struck_yet() -> None:
-    assert "not struck by scenarios yet" in obstacle(scenarios.load("restarts"), "compose")
-
-
 def test_a_fault_that_lasts_is_undone_in_time_and_all_others_at_the_end() -> None:
     stage = Stage(cast("TrialCell", None), cast("Hosts", None), None)
     undone: list[str] = []
