@@ -26,6 +26,7 @@ class Physics:
         self.gangs: dict[tuple[str, int], Gang] = {}
         self.held: dict[tuple[str, int], RunId] = {}
         self.starts: dict[RunId, int] = {}
+        self.living: set[RunId] = set()
         self.alive: dict[str, dict[int, int]] = {}
         # Of hosts with links that are down: how many work, of how many.
         self.links: dict[str, tuple[int, int]] = {}
@@ -38,6 +39,7 @@ class Physics:
     def started(self, host: str, order: Order, exit_: Callable[[int, int], None]) -> None:
         """Processes of a run exist."""
         self._check_start(host, order)
+        self.living.add(order.run)
         key = (order.job, order.attempt)
         if key not in self.gangs:
             program = self.programs[order.launch]
@@ -76,6 +78,7 @@ class Physics:
 
     def ended(self, host: str, order: Order) -> None:
         """Nothing of a run lives any more."""
+        self.living.discard(order.run)
         for grant in order.devices:
             if self.held.get((host, grant.index)) == order.run:
                 del self.held[host, grant.index]

@@ -126,6 +126,8 @@ class Referee:
                     self.broken.append(
                         f"I: node {node} is lost as incarnation {incarnation}, which nobody found silent"
                     )
+            case facts.RunEnded(run=run, evidence=evidence) if run in self._physics.living:
+                self.broken.append(f"J: run {run} is recorded as ended by {evidence}, and lives")
             case facts.AttemptEnded(job=job, attempt=attempt):
                 self._keep_promise(job, attempt, entry)
             case _:
