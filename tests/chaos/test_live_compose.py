@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(200)
 def test_scenarios_of_services_brokers_and_members_can_be_played_in_containers() -> None:
     live_ones = [name for name in scenarios.names() if scenarios.load(name).live]
     assert [name for name in live_ones if not obstacle(scenarios.load(name), "compose")] == [
-        "kafka-away", "one-of-three", "stops",
+        "kafka-away", "one-of-three", "power-cuts", "stops",
     ]  # fmt: skip
     assert live_compose.ACTS.keys() <= ACTS.keys()
 
