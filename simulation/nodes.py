@@ -196,7 +196,7 @@ class Host(Process):
         self._disk = None
         self._written.clear()
         for name in self.links:
-            self.links[name] = True
+            self.link(name, up=True)
         self.start()
 
     def _power_off(self) -> None:

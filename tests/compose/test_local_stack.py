@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.usefixtures("pair"),  # Where nothing can be launched, all skip, or fail in CI.
 ]
 BOTH = ["etcd-1", "kafka-1"]
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @pytest.fixture(scope="module")
