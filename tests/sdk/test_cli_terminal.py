@@ -30,7 +30,11 @@ class Terminal:
         while text not in self.text:
             assert time.monotonic() < ends, self.text
             if select.select([self.master], [], [], 0.2)[0]:
-                self.text += os.read(self.master, 65_536).decode(errors="replace")
+                try:
+                    self.text += os.read(self.master, 65_536).decode(errors="replace")
+                except OSError as ended:  # How a terminal says that nobody writes any more.
+                    code = self.process.wait(timeout=60)
+                    raise AssertionError(f"it ended with {code}: {self.text!r}") from ended
 
     def ctrl_c(self) -> int:
         self.process.send_signal(signal.SIGINT)

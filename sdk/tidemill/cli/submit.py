@@ -93,10 +93,10 @@ def _submit_all(
             if answers:
                 _show_answers(answers, output)
         if watch:
-            from tidemill.cli.follow import follow_to_end
-
             jobs = [answer.job for _, answer in answers]
             with detachable(ctx, f"jobs -w {' '.join(jobs)}"):
+                from tidemill.cli.follow import follow_to_end
+
                 follow_to_end(client, jobs, output)
         elif output in {Format.TABLE, Format.WIDE}:
             say(f"next: tidemill why {answers[-1][1].job}")
