@@ -25,6 +25,7 @@ from services.agent import messages as m
 from services.agent import wire
 from services.agent.aside import Aside
 from services.agent.core import AgentCore
+from services.agent.counters import Counters
 from services.agent.environment import Surroundings, checkpoint_directory, environments
 from services.agent.fencing import Now
 from services.agent.inventory import probe
@@ -32,6 +33,7 @@ from services.agent.launches import Launches
 from services.agent.link import LaunchGoneError, Link
 from services.agent.links import Links
 from services.agent.markers import UNREADABLE
+from services.agent.monitor import Monitor
 from services.agent.orders import Order
 from services.agent.outbox import Saved
 from services.agent.output import Readers
@@ -55,7 +57,6 @@ ENDS_LOOK_S: Final = 1.0
 # What users named is touched by threads that may hang: so many, and a start waits for them so long.
 PATHS_AT_ONCE: Final = 64
 PATHS_ANSWER_S: Final = 10.0
-LINKS_EVERY_S: Final = 1.0
 # Also without a due time the clocks are looked at this often: a suspended host does not move timers.
 LOOK_MS: Final = 1_000
 
@@ -76,6 +77,7 @@ class Driver:
         clock: Clock,
         around: Surroundings,
         links: Links,
+        counters: Counters,
         probe: Probe = probe,
         paths: Aside | None = None,
         observe: Callable[[AgentCore], None] = lambda _core: None,
@@ -90,11 +92,11 @@ class Driver:
         self._link = link
         self._clock = clock
         self._around = around
-        self._links = links
         self._launches = Launches(store.directory / "launches", link)
         self._advertised = around.gateway
         self._readers = Readers(files, self._lives)
         self._stream = Stream(link, readers=self._readers, hear=self._hear)
+        self._monitor = Monitor(core, links, counters, clock=clock, send=self._stream.send)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,7 +118,8 @@ class Driver:
             await self._adopt()
             watcher.start()
             self._spawn(self._stream.run())
-            self._spawn(self._watch_links())
+            self._spawn(self._monitor.watch_links())
+            self._spawn(self._monitor.watch_counters())
             await self._failed
         finally:
             await self._close(watcher)
@@ -369,17 +372,6 @@ class Driver:
         log.info("checkpoint_found", job=saved.job, step=saved.step, uri=saved.uri)
         self._feed(m.Observed(saved))
 
-    async def _watch_links(self) -> None:
-        """Telemetry: told while attached, and the whole again after each attach."""
-        while True:
-            await asyncio.sleep(LINKS_EVERY_S)
-            if self.core.attached:
-                at_ms = self._clock.wall_ms()
-                for change in self._links.look():
-                    log.info("link", nic=change.nic, up=change.up, changes=change.changes)
-                    message = wire.link_signal(self.core.node, self.core.incarnation, at_ms, change)
-                    self._stream.send(message)
-
     # --- what the stream says
 
     def _hear(self, event: m.Connected | m.Disconnected | wire.Heard) -> None:
@@ -388,7 +380,7 @@ class Driver:
                 log.info("attached", gateway=self._link.address, cell=cell)
                 gateway = self._advertised or self._link.url
                 self._around = replace(self._around, cell=cell, gateway=gateway)
-                self._links.say_again()
+                self._monitor.say_again()
             case m.Refused():
                 log.warning("refused", code=event.code, message=event.message)
             case _:

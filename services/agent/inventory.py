@@ -34,6 +34,7 @@ MEMORY_MIB: Final = {
 }  # fmt: skip
 _DECLARED: Final = re.compile(r"([1-9][0-9]{0,3})x([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 _INFINIBAND: Final = "32"
+_RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")
 
 log = structlog.get_logger()
 
@@ -150,7 +151,7 @@ def _nic(path: Path) -> NicSpec:
     kind = "infiniband" if _text(path / "type") == _INFINIBAND else "ethernet"
     return NicSpec(
         name=path.name,
-        speed_mbps=max(_number(path / "speed"), 0),
+        speed_mbps=rate_mbps(path),
         up=is_up(path),
         kind="loopback" if loopback else kind,
     )
@@ -159,6 +160,22 @@ def _nic(path: Path) -> NicSpec:
 def is_up(path: Path) -> bool:
     """Whether the interface can carry traffic now; some kinds, such as the loopback, never say more than unknown."""
     return _text(path / "operstate") in {"up", "unknown"}
+
+
+def port_of(path: Path) -> Path | None:
+    """The RDMA port behind an interface, such as device/infiniband/mlx5_0/ports/1; None where there is none."""
+    ports = sorted((path / "device/infiniband").glob("*/ports/*"))
+    number = str(_number(path / "dev_port") + 1)
+    return next((port for port in ports if port.name == number), ports[0] if ports else None)
+
+
+def rate_mbps(path: Path) -> int:
+    """What the interface runs at now; 0 while it is down, for then a port shows its lowest."""
+    if not is_up(path):
+        return 0
+    port = port_of(path)
+    match = _RATE.match(_text(port / "rate")) if port is not None else None
+    return round(float(match[1]) * 1000) if match else max(_number(path / "speed"), 0)
 
 
 def nvidia(nvml: Any = None) -> tuple[DeviceSpec, ...]:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from services.agent.core import AgentCore
+from services.agent.counters import Counters, CountersError, Table, parse
 from services.agent.driver import Driver
 from services.agent.environment import Surroundings, host_environment
 from services.agent.inventory import Overrides, take
@@ -95,6 +97,10 @@ class AgentServiceSettings(CellSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Network interfaces to offer and watch; none: those with hardware"),
     ] = ()
+    counters_file: Annotated[
+        str,
+        Meta(description="Table of the interfaces' counters, TOML; empty: the one that is shipped"),
+    ] = ""
     job_gateway: Annotated[
         str,
         Meta(
@@ -170,6 +176,7 @@ async def _serve(
             clock=make_clock(),
             around=_surroundings(settings, node, inventory),
             links=Links(nic.name for nic in inventory.nics if nic.kind != "loopback"),
+            counters=Counters(load_table(settings), inventory.nics),
             observe=AgentMetrics(telemetry).observe,
         )
         telemetry.log.info(
@@ -261,6 +268,18 @@ def _inventory(settings: AgentServiceSettings, gateway: str) -> Inventory:
         return take(overrides, gateway_host=urlsplit(f"//{gateway}").hostname or gateway)
     except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+def load_table(settings: AgentServiceSettings) -> Table:
+    """What is told of counters. Raises SettingsError."""
+    name = settings.counters_file
+    try:
+        if not name:
+            shipped = resources.files("services.agent").joinpath("counters.toml")
+            return parse(shipped.read_text(encoding="utf-8"), "counters.toml")
+        return parse(Path(name).expanduser().read_text(encoding="utf-8"), name)
+    except (OSError, UnicodeDecodeError, CountersError) as error:
+        raise SettingsError(f"setting counters_file: {error}") from error
 
 
 def _surroundings(settings: AgentServiceSettings, node: str, inventory: Inventory) -> Surroundings:

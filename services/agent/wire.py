@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from services.agent import messages as m
+from services.agent.counters import Crossing
 from services.agent.links import LinkChange
 from services.agent.orders import Action, DesiredSet, Order, Position
 from services.agent.outbox import Relayed, Report, RunBegan, RunFinished, Saved
@@ -148,6 +149,23 @@ def link_signal(node: str, incarnation: int, at_ms: int, change: LinkChange) -> 
         nic=change.nic,
         code="up" if change.up else "down",
         value=change.changes,
+    )
+    return wire.AttachRequest(signal=signal)
+
+
+def counter_signal(
+    node: str, incarnation: int, at_ms: int, crossing: Crossing
+) -> wire.AttachRequest:
+    """A counter of an interface of this node grew by too much, or its rate is too low."""
+    signal = telemetry_pb2.Signal(
+        node=node,
+        incarnation=incarnation,
+        at_ms=at_ms,
+        kind=telemetry_pb2.SIGNAL_KIND_NIC_COUNTER,
+        nic=crossing.nic,
+        code=crossing.code,
+        value=crossing.value,
+        message=crossing.message,
     )
     return wire.AttachRequest(signal=signal)
 

@@ -16,6 +16,7 @@ import pytest
 
 from services.agent.aside import Aside
 from services.agent.core import AgentCore
+from services.agent.counters import Counters, Line, Table
 from services.agent.driver import Driver
 from services.agent.environment import Surroundings
 from services.agent.link import Link
@@ -25,9 +26,9 @@ from services.agent.runs import AgentSettings
 from services.agent.store import StateStore
 from services.agent.table import AgentState
 from services.agent.wiring import make_clock, make_executor, process_settings
-from statemachines.values import DeviceSpec, Inventory
+from statemachines.values import DeviceSpec, Inventory, NicSpec
 from tests.services.agent.gateway import FakeGateway
-from tidemill.v1 import common_pb2
+from tidemill.v1 import common_pb2, telemetry_pb2
 from tidemill.v1 import node_service_pb2 as pb
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ async def agent(
     state: Path,
     gateway: FakeGateway,
     links: Links | None = None,
+    counters: Counters | None = None,
     settings: AgentSettings | None = None,
     **parts: Any,
 ) -> AsyncIterator[Driver]:
@@ -72,6 +74,7 @@ async def agent(
             files=executor,
             link=Link(lambda: [f"127.0.0.1:{gateway.port}"]),
             links=links or Links(()),
+            counters=counters or Counters(Table(), ()),
             clock=make_clock(),
             around=Surroundings(
                 cell="",
@@ -421,6 +424,24 @@ async def test_links_are_told_when_they_change_and_again_after_each_attach(
         await gateway.until(lambda: len(gateway.messages("signal")) == 3)
     told = [(signal.nic, signal.code) for signal in gateway.messages("signal")]
     assert told == [("eth0", "up"), ("eth0", "down"), ("eth0", "down")]
+
+
+async def test_counters_that_grow_too_fast_are_told_and_again_after_each_attach(
+    tmp_path: Path, gateway: FakeGateway
+) -> None:
+    folder = tmp_path / "net" / "eth0" / "statistics"
+    folder.mkdir(parents=True)
+    (folder / "rx_dropped").write_text("10\n")
+    table = Table((Line("rx_dropped", over_s=3_600, most=100),))
+    counters = Counters(table, [NicSpec("eth0", 0)], tmp_path / "net")
+    counters.judge(counters.read(), 0)
+    (folder / "rx_dropped").write_text("999\n")
+    async with agent(tmp_path / "state", gateway, counters=counters):
+        await gateway.until(lambda: len(gateway.messages("signal")) == 1)
+        gateway.cut()
+        await gateway.until(lambda: len(gateway.messages("signal")) == 2)
+    told = [(each.kind, each.nic, each.code) for each in gateway.messages("signal")]
+    assert told == [(telemetry_pb2.SIGNAL_KIND_NIC_COUNTER, "eth0", "rx_dropped")] * 2
 
 
 async def test_with_its_state_lost_an_agent_goes_on_with_what_it_started_and_starts_nothing_twice(
