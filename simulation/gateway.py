@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +19,7 @@ from services.gateway.core import GatewayCore
 from services.gateway.effects import Now, Outbox, Write
 from services.gateway.refusal import Refusal, Status
 from services.runtime.ports import PortError
-from simulation.kernel import US_PER_MS, Timer
+from simulation.kernel import US_PER_MS
 from simulation.process import Process, SimClock
 from simulation.storage import Broker, SimBlobs, SimEventLog, SimPublisher
 from statemachines.cluster import Cluster
@@ -29,7 +30,6 @@ _RETRY_MS: Final = 100
 _PAUSED_MS: Final = 50
 _WRITE_MS: Final = 2
 _BITE: Final = 2
-_NEVER: Final = 1 << 62
 _BROKEN: Final = Refusal(Status.UNAVAILABLE, "connection_lost", "the connection broke; ask again")
 
 Answered = Callable[[Message | Refusal], None]
@@ -65,9 +65,8 @@ class GatewayProcess(Process):
         self._drains: dict[Outbox, Drain] = {}
         self._waiting: list[Write] = []
         self._writing = False
-        # When the core is ticked next, and the timer for it.
-        self._tick_ms = _NEVER
-        self._tick: Timer | None = None
+        # When the core is ticked, the next time last.
+        self._ticks: list[int] = []
         broker.on_record(("log",), self._woken)
 
     # --- life
@@ -84,7 +83,7 @@ class GatewayProcess(Process):
         self._publisher = SimPublisher(self._broker, self.point)
         self._blobs = SimBlobs(self._broker, self.point)
         self._calls, self._drains, self._waiting, self._writing = {}, {}, [], False
-        self._tick_ms, self._tick = _NEVER, None
+        self._ticks = []
 
     def turn(self) -> None:
         """Follow the log; what lags reads a bite, and has not seen the end."""
@@ -110,8 +109,6 @@ class GatewayProcess(Process):
         self.core = None
         calls, drains = self._calls, self._drains
         self._calls, self._drains = {}, {}
-        if self._tick is not None:
-            self._tick.cancel()
         for answered in calls.values():
             answered(_BROKEN)
         for drain in drains.values():
@@ -156,9 +153,10 @@ class GatewayProcess(Process):
         effects = core.effects
         if effects.writes or effects.answers or effects.ready:
             self._act(*effects.take())
-        due_ms = effects.due_ms()
-        if due_ms is not None and due_ms < self._tick_ms:
-            self._tick_at(due_ms)
+        due_ms, ticks = effects.due_ms(), self._ticks
+        if due_ms is not None and (not ticks or due_ms < ticks[-1]):
+            ticks.append(due_ms)
+            self._tick_at(due_ms * US_PER_MS)
 
     def _act(
         self,
@@ -215,20 +213,16 @@ class GatewayProcess(Process):
 
     # --- time
 
-    def _tick_at(self, due_ms: int) -> None:
-        """A tick that comes earlier looks again."""
-        if self._tick is not None:
-            self._tick.cancel()
-        self._tick_ms, self._tick = due_ms, self.kernel.at(due_ms * US_PER_MS, self._ticked)
+    def _tick_at(self, at_us: int) -> None:
+        self.kernel.post(max(at_us, self.kernel.now_us), partial(self._ticked, self._life))
 
-    def _ticked(self) -> None:
-        if not self.up:
+    def _ticked(self, life: int) -> None:
+        if life != self._life or not self.up:
             return
         if self.paused:
-            self._tick = self.kernel.after(_PAUSED_MS * US_PER_MS, self._ticked)
+            self._tick_at(self.kernel.now_us + _PAUSED_MS * US_PER_MS)
             return
-        assert self.core is not None, "up"
-        self._tick_ms, self._tick = _NEVER, None
+        self._ticks.pop()
         self.guarded(self._tick_core)
 
     def _tick_core(self) -> None:

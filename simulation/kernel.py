@@ -81,7 +81,7 @@ class Kernel:
 
     def run_until(self, at_us: int) -> None:
         """Let everything up to and including this time happen."""
-        heap, pop = self._heap, heapq.heappop
+        heap, pop, us_per_ms = self._heap, heapq.heappop, US_PER_MS
         while heap and heap[0][0] <= at_us:
             when, _, due = pop(heap)
             if isinstance(due, Timer):
@@ -90,7 +90,8 @@ class Kernel:
                     continue
             else:
                 call = due
-            self.now_us, self.now_ms = when, when // US_PER_MS
+            self.now_us = when
+            self.now_ms = when // us_per_ms
             self.events += 1
             call()
         if at_us > self.now_us:

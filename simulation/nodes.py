@@ -285,7 +285,8 @@ class Host(Process):
         now, core, each = self._now(), self.core, event
         while True:
             for action in core.handle(each, now):
-                self.point("before action")
+                if self.crash_in or self.crash_at or self.crash_ppm:
+                    self.point("before action")
                 self._perform(action)
             if not self._events:
                 break
@@ -296,11 +297,11 @@ class Host(Process):
 
     def _perform(self, action: m.Action) -> None:  # noqa: C901 - one case an action
         match action:
+            case m.Renew(stamp=stamp):
+                self._renewed = stamp
             case m.SendBeat() | m.SendReport() | m.SendAck() | m.SendAttach() | m.SendProbeFailed():
                 if self._line is not None:
                     self._line.up.send(wire.request(self.name, action))
-            case m.Renew(stamp=stamp):
-                self._renewed = stamp
             case m.Persist(version=version, state=state):
                 delay_ms = self.chance.randint(1, 8) + self.disk_ms
                 self.later(delay_ms, self._persisted, version, state)

@@ -40,8 +40,8 @@ class Pipe(Generic[M]):
             return
         queue = self._queue
         at_us = self._kernel.now_us + _FASTEST_US + int(self._chance.random() * _SPREAD_US)
-        if queue:
-            at_us = max(at_us, queue[-1][0])
+        if queue and queue[-1][0] > at_us:
+            at_us = queue[-1][0]
         queue.append((at_us, message))
         if not self._pumping:
             self._pumping = True

@@ -9,9 +9,10 @@ from __future__ import annotations
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVarTuple
 
-from simulation.kernel import US_PER_MS, Kernel, Timer
+from simulation.kernel import US_PER_MS, Kernel
 
 Given = TypeVarTuple("Given")
 
@@ -51,7 +52,8 @@ class Process(ABC):
         # Crash when this place is reached next; empty: nowhere.
         self.crash_at = ""
         self.chance = kernel.chance(f"process {name}")
-        self._timer: Timer | None = None
+        # When it has its next turn, if it has one.
+        self._wake_us: int | None = None
         self._life = 0
         self._restart_ms = (200, 2_000)
 
@@ -73,9 +75,7 @@ class Process(ABC):
         self.crash_in, self.crash_at = 0, ""
         self.crashes += 1
         self._life += 1
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._wake_us = None
         self.kernel.note(f"{self.name} crashes")
         self.ended()
         delay_ms = (
@@ -101,14 +101,16 @@ class Process(ABC):
 
     def wake(self, after_ms: int) -> None:
         """Have a turn by then at the latest."""
-        at_us, timer = self.kernel.now_us + after_ms * US_PER_MS, self._timer
-        if timer is not None and timer.call is not None:
-            if timer.at_us <= at_us:
-                return
-            timer.cancel()
-        self._timer = self.kernel.at(at_us, self._turn)
+        kernel, before_us = self.kernel, self._wake_us
+        at_us = kernel.now_us + after_ms * US_PER_MS
+        if before_us is None or at_us < before_us:
+            self._wake_us = at_us
+            kernel.post(at_us, self._turn)
 
     def _turn(self) -> None:
+        if self._wake_us != self.kernel.now_us:
+            return  # Since then an earlier one was wanted.
+        self._wake_us = None
         if self.up and not self.paused:
             self.guarded(self.turn)
 
@@ -127,18 +129,16 @@ class Process(ABC):
 
     def later(self, after_ms: int, work: Callable[[*Given], None], *given: *Given) -> None:
         """Do work of this life of the process later; dropped when it has crashed, delayed while it is paused."""
-        life = self._life
+        due = partial(self._later, self._life, work, given)
+        self.kernel.post(self.kernel.now_us + after_ms * US_PER_MS, due)
 
-        def due() -> None:
-            if life != self._life or not self.up:
-                return
-            if self.paused:
-                self.kernel.after(50 * US_PER_MS, due)
-                return
-            self.guarded(work, *given)
-
-        kernel = self.kernel
-        kernel.post(kernel.now_us + after_ms * US_PER_MS, due)
+    def _later(self, life: int, work: Callable[[*Given], None], given: tuple[*Given]) -> None:
+        if life != self._life or not self.up:
+            return
+        if self.paused:
+            self.kernel.after(50 * US_PER_MS, partial(self._later, life, work, given))
+            return
+        self.guarded(work, *given)
 
     def point(self, where: str) -> None:
         """A place where it may crash."""

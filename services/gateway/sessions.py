@@ -66,7 +66,7 @@ class AttachStream(Outbox):
     def __init__(self, effects: Effects, sessions: Sessions, caller: Caller) -> None:
         super().__init__(effects, limit=MESSAGES_BEHIND_MAX)
         self.caller = caller
-        self.nodes: dict[NodeId, Session] = {}
+        self.nodes: dict[str, Session] = {}
         self.reports: dict[NodeId, ReportQueue] = {}
         # Both first in, first out, and in turn: no node waits for ever behind those that are busier.
         self.dirty: OrderedDict[NodeId, None] = OrderedDict()
@@ -116,7 +116,7 @@ class Sessions:
         self._cluster = cluster
         self._effects = effects
         self._token_of = token_of
-        self._nodes: dict[NodeId, Session] = {}
+        self._nodes: dict[str, Session] = {}
         self._unsent: dict[Session, None] = {}
         self._readers: dict[str, OutputReader] = {}
         self._log_read_ms: int | None = None
@@ -163,7 +163,7 @@ class Sessions:
 
     def session(self, stream: AttachStream, node: str) -> Session:
         """The node on this stream; raises Refusal when it was not attached there."""
-        found = stream.nodes.get(NodeId(node))
+        found = stream.nodes.get(node)
         if found is None:
             raise _protocol("not_attached", f"node {node!r} has not been attached on this stream")
         return found
@@ -220,7 +220,7 @@ class Sessions:
 
     def everyone(self) -> None:
         """A setting changed that every order depends on."""
-        self.touched(list(self._nodes))
+        self.touched([session.node for session in self._nodes.values()])
 
     def log_read(self, now: Now) -> None:
         """The log was read to its end at this time."""
@@ -236,12 +236,13 @@ class Sessions:
         if not self.fresh(now):
             return
         for beat in beats:
-            session = self._nodes.get(NodeId(beat.node))
+            session = self._nodes.get(beat.node)
             if session is None or session.refused or session.incarnation != beat.incarnation:
                 continue
-            if self._standing(session) is not None and beat.sequence > session.acked_beat:
-                session.acked_beat = beat.sequence
-                session.stream.beat_acks[session.node] = beat.sequence
+            sequence = beat.sequence
+            if sequence > session.acked_beat and self._standing(session) is not None:
+                session.acked_beat = sequence
+                session.stream.beat_acks[session.node] = sequence
                 session.stream.wake()
 
     # --- to the agent
@@ -268,7 +269,7 @@ class Sessions:
 
     def read_log(self, reader: OutputReader, *, follow: bool, tail_bytes: int) -> None:
         """Ask the agent for a run's output; raises Refusal when its node is not attached here."""
-        session = self._nodes.get(NodeId(reader.node))
+        session = self._nodes.get(reader.node)
         if session is None:
             raise not_attached(reader.run, reader.node)
         self._readers[reader.call] = reader
@@ -290,7 +291,7 @@ class Sessions:
         """The caller has gone or has it all."""
         if self._readers.pop(reader.call, None) is None:
             return
-        session = self._nodes.get(NodeId(reader.node))
+        session = self._nodes.get(reader.node)
         if session is not None and not reader.ended:
             cancel = wire.LogRead(call=reader.call, run=reader.run, cancel=True)
             session.stream.put(wire.AttachResponse(log_read=cancel))

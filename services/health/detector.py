@@ -9,6 +9,7 @@ cell of one can still be lost. Verdicts are idempotent and are said again while 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from services.health.lemons import Lemons
@@ -19,6 +20,7 @@ from services.health.messages import (
     Beat,
     IncidentKnown,
     Input,
+    Known,
     NodeForgotten,
     NodeKnown,
     PathHeard,
@@ -57,10 +59,21 @@ class Detector:
 
     def observe(self, said: Input, now_ms: int) -> list[Verdict]:
         """Take one input. What can be said at once is; the rest at the next tick."""
+        return self.observe_all((said,), now_ms)
+
+    def observe_all(self, said: Sequence[Input], now_ms: int) -> list[Verdict]:
+        """Take what came at the same time, in order."""
         at_ms = self._look(now_ms)
+        beat, verdicts = self.silence.beat, list[Verdict]()
+        for each in said:
+            if not isinstance(each, Beat):  # By far the most are.
+                self._take(each, at_ms)
+            elif found := beat(each, at_ms):
+                verdicts += found
+        return verdicts
+
+    def _take(self, said: PathHeard | Progressed | Signalled | Known, at_ms: int) -> None:
         match said:
-            case Beat():
-                return self.silence.beat(said, at_ms)
             case PathHeard(partition=partition):
                 self._hear(partition, at_ms)
             case Progressed():
@@ -87,7 +100,6 @@ class Detector:
                 self.silence.incident_known(incident, at_ms)
             case _:
                 assert_never(said)
-        return []
 
     def tick(self, now_ms: int) -> list[Verdict]:
         """Judge; call it about once a second, when all telemetry that there is has been observed."""

@@ -111,14 +111,13 @@ class Judge:
             said[0], PathHeard
         )  # A batch of beats, which may be empty, says so first.
         self._watch.observed(record.topic, len(said) - paths)
-        observe = self.detector.observe
-        verdicts: list[Verdict] = []
-        for each in said:
-            if isinstance(each, Signalled) and each.age_ms >= LOOK_BACK_MS:
-                continue
-            if found := observe(each, now_ms):
-                verdicts += found
-        return verdicts
+        if record.topic == topics.SIGNALS.suffix:
+            said = [
+                each
+                for each in said
+                if not (isinstance(each, Signalled) and each.age_ms >= LOOK_BACK_MS)
+            ]
+        return self.detector.observe_all(said, now_ms)
 
     def read_log(self) -> None:
         """Fold what the log has now. Raises PortError, codec.UnknownFactError."""
