@@ -82,7 +82,7 @@ class Detector:
                 self.parts.signalled(said, at_ms)
             case NodeKnown():
                 self.silence.known(said, at_ms)
-                self.parts.known(said)
+                self.parts.known(said, at_ms)
                 self.lemons.known(said)
             case NodeForgotten(node=node):
                 self.silence.forgotten(node)
@@ -107,7 +107,7 @@ class Detector:
         if not self.path_heard:
             return []
         at_ms = min(self._path_at_ms.values())
-        verdicts = self.silence.tick(at_ms)
+        verdicts = self.silence.tick(at_ms, congested=self.parts.look(at_ms))
         if self.silence.incident:
             self._held_back = True  # What hangs during an incident hangs because of it.
             return verdicts

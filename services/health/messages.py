@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum, unique
-from typing import TypeAlias, dataclass_transform
+from typing import Final, TypeAlias, dataclass_transform
 
 import msgspec
 
@@ -58,6 +58,10 @@ class SignalKind(StrEnum):
     PROBE_FAILED = "probe_failed"
 
 
+# How the reasons of counters begin; the counter's signal code follows.
+NIC_COUNTER: Final = "nic_counter_"
+
+
 class Signalled(Message):
     """Something that a device or NIC did; `age_ms` ago when it is read again after a restart, else 0."""
 
@@ -77,7 +81,8 @@ class Signalled(Message):
 class NodeKnown(Message):
     """A node exists, with its parts as they are recorded; `in_service` is what its operators say.
 
-    `unlinked` names the interfaces that had no link when its agent attached. `lost_ms`: how long ago it was lost, by
+    `unlinked` names the interfaces that had no link when its agent attached, `counted` those that are as they are because
+    of a counter, and its signal's code. `lost_ms`: how long ago it was lost, by
     the times in the log, which know of none since its last entry.
     """
 
@@ -89,6 +94,7 @@ class NodeKnown(Message):
     in_service: bool = True
     unlinked: tuple[str, ...] = ()
     lost_ms: int = 0
+    counted: tuple[tuple[str, str], ...] = ()
 
 
 class NodeForgotten(Message):
@@ -162,7 +168,7 @@ class NodeBack(Message):
 
 
 class MassSilence(Message):
-    """Too many fell silent at once."""
+    """Too many fell silent, or tell of a congested fabric, at once."""
 
     incident: str
     nodes: int
@@ -170,7 +176,7 @@ class MassSilence(Message):
 
 
 class SilenceOver(Message):
-    """Most speak again, or those that do not are dead indeed."""
+    """Most speak again, and of no congestion; or those that do not are dead indeed."""
 
     incident: str
 

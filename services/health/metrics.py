@@ -110,7 +110,12 @@ class _Watched(Collector):
             ("health_nodes_watched", "Nodes that are not lost", detector.silence.watched),
             ("health_nodes_silent", "Of those, silent", detector.silence.silent),
             ("health_attempts_watched", "Attempts that run", detector.progress.watched),
-            ("health_incident", "1 during mass silence", int(bool(detector.silence.incident))),
+            ("health_incident", "1 during mass silence or congestion", int(bool(detector.silence.incident))),
+            (
+                "health_nodes_congested",
+                "Nodes that tell of a congested fabric",
+                detector.parts.congested_nodes,
+            ),
             ("health_path_heard", "1 once a gateway was heard", int(detector.path_heard)),
             ("health_own_stalls", "Times that we did not look", detector.stalls),
             ("health_path_returns", "Times that gateways were heard again", detector.restarts),

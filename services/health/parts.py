@@ -1,4 +1,4 @@
-"""Devices and network interfaces: definite events become conditions, by table or by how long a port is down.
+"""Devices and network interfaces: definite events become conditions, by table, by counters or by how long a port is down.
 
 A condition is said again now and then until the log shows it. A port that is down while its gangs go on is given the
 time that a collective survives; while they stand still it is not. One that never had a link is no fault: nobody
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from services.health.counters import Counters, worse
 from services.health.messages import (
     DeviceJudged,
     NicJudged,
@@ -44,11 +45,12 @@ class _Wanted:
 
 
 class _Port:
-    """What a port did since we look; `down_ms` None while it is up."""
+    """What a port did since we look, if it was `heard`; `down_ms` None while it is up."""
 
-    __slots__ = ("down_ms", "downs", "said", "said_ms", "stalls", "up_ms")
+    __slots__ = ("down_ms", "downs", "heard", "said", "said_ms", "stalls", "up_ms")
 
     def __init__(self) -> None:
+        self.heard = False
         self.down_ms: int | None = None
         self.up_ms = _NEVER
         self.downs: deque[int] = deque()
@@ -64,6 +66,7 @@ class Parts:
         self._rules = rules
         self._table = table
         self._progress = progress
+        self._counters = Counters(rules, table)
         self._nodes: dict[str, NodeKnown] = {}
         self._devices: dict[str, Mapping[int, DeviceState]] = {}
         self._nics: dict[str, Mapping[str, NicState]] = {}
@@ -71,16 +74,19 @@ class Parts:
         self._ports: dict[Nic, _Port] = {}
         # Ports that have had a link: at their agent's attach, or since.
         self._linked: set[Nic] = set()
-        self._seen: dict[tuple[Device, str, str], deque[int]] = {}
+        self._seen: dict[tuple[Device | Nic, str, str], deque[int]] = {}
         # Cards that are to be replaced: to be there again, or cool, makes none of them whole.
         self._rma: set[Device] = set()
 
     # --- what the fold says
 
-    def known(self, fact: NodeKnown) -> None:
+    def known(self, fact: NodeKnown, now_ms: int) -> None:
         """Conditions as recorded; what was wanted and is there now need not be said again."""
         node = fact.node
         before = self._devices.get(node, {})
+        if fact.counted and node not in self._nodes:
+            self._counters.restored(fact, now_ms)
+            self._ports |= {(node, name): _Port() for name, _ in fact.counted}
         self._nodes[node] = fact
         self._devices[node], self._nics[node] = dict(fact.devices), dict(fact.nics)
         self._linked |= {(node, name) for name, _ in fact.nics if name not in fact.unlinked}
@@ -95,6 +101,7 @@ class Parts:
         """The node was removed."""
         for table in (self._nodes, self._devices, self._nics):
             table.pop(node, None)
+        self._counters.forgotten(node)
         self._wanted = {key: value for key, value in self._wanted.items() if key[0] != node}
         self._ports = {key: value for key, value in self._ports.items() if key[0] != node}
         self._linked = {port for port in self._linked if port[0] != node}
@@ -114,6 +121,9 @@ class Parts:
             return
         line = self._table.find(signal.kind, signal.code)
         if line is None:
+            return
+        if signal.kind is SignalKind.NIC_COUNTER:
+            self._count(signal, line, at_ms)
             return
         # A switch of the node serves all its devices.
         every = signal.kind is SignalKind.SXID
@@ -141,11 +151,19 @@ class Parts:
         text = f"{line.meaning}: {signal.message}" if signal.message else line.meaning
         self._wanted[device] = _Wanted(condition, Reason(code, f"{text} ({action})"))
 
-    def _happens_again(self, device: Device, line: Line, at_ms: int) -> bool:
+    def _count(self, signal: Signalled, line: Line, at_ms: int) -> None:
+        nic = (signal.node, signal.nic)
+        if signal.nic in self._nics[signal.node]:
+            self._ports.setdefault(nic, _Port())
+            again = self._happens_again(nic, line, at_ms)
+            action = line.again_action if again else line.action
+            self._counters.told(signal, line, action, at_ms)
+
+    def _happens_again(self, part: Device | Nic, line: Line, at_ms: int) -> bool:
         """Asked only of a device that works: a fault that is known does not happen again by being told again."""
         if not line.again_count:
             return False
-        seen = self._seen.setdefault((device, line.kind, line.code), deque())
+        seen = self._seen.setdefault((part, line.kind, line.code), deque())
         seen.append(at_ms)
         while seen[0] <= at_ms - line.again_within_s * 1000:
             seen.popleft()
@@ -158,13 +176,23 @@ class Parts:
         elif nic not in self._linked:
             return
         port = self._ports.setdefault(nic, _Port())
+        port.heard = True
         if signal.code == "down" and port.down_ms is None:
             port.down_ms, port.stalls = at_ms, False
             port.downs.append(at_ms)
         elif signal.code == "up" and port.down_ms is not None:
             port.down_ms, port.up_ms = None, at_ms
 
+    @property
+    def congested_nodes(self) -> int:
+        """Nodes that tell of congestion, few or many."""
+        return self._counters.congested
+
     # --- time
+
+    def look(self, now_ms: int) -> int:
+        """Counters that are quiet again; answers how many nodes tell of a congested fabric, 0 when they are too few."""
+        return self._counters.look(self._nodes, now_ms)
 
     def tick(self, now_ms: int) -> list[Verdict]:
         """Conditions that the log does not show, and what ports that are down bring with them."""
@@ -191,7 +219,7 @@ class Parts:
             # Verdicts of a node and of a job come by different partitions, in any order.
             if recorded is None or recorded is NicState.FAULTY:
                 hung = self._progress.stalled_on(nic, port.down_ms, now_ms)
-        judged = self._condition(port, now_ms)
+        judged = self._condition(nic, port, now_ms)
         if recorded is None or judged is None or judged[0] is recorded:
             return hung
         condition, reason = judged
@@ -200,8 +228,21 @@ class Parts:
         port.said, port.said_ms = condition, now_ms
         return [NicJudged(node, self._nodes[node].incarnation, name, condition, reason), *hung]
 
-    def _condition(self, port: _Port, now_ms: int) -> tuple[NicState, Reason] | None:
-        """What the port is, and why; None while it is too early to tell."""
+    def _condition(self, nic: Nic, port: _Port, now_ms: int) -> tuple[NicState, Reason] | None:
+        """What the interface is by its link and its counters, and why; None while it is too early to tell."""
+        linked = self._linked_as(port, now_ms) if port.heard else self._recorded_as(nic)
+        counted = self._counters.judge(nic)
+        return worse(linked, counted) if linked is not None else None
+
+    def _recorded_as(self, nic: Nic) -> tuple[NicState, Reason] | None:
+        """Of a link that nobody told us of: what stands in the log, unless a counter brought it there."""
+        node = self._nodes[nic[0]]
+        if nic[1] in dict(node.counted):
+            return NicState.HEALTHY, Reason("quiet", "its counters are quiet")
+        state = self._nics[nic[0]].get(nic[1])
+        return None if state is None else (state, Reason("recorded", "as it is recorded"))
+
+    def _linked_as(self, port: _Port, now_ms: int) -> tuple[NicState, Reason] | None:
         rules = self._rules
         while port.downs and port.downs[0] <= now_ms - rules.port_flap_window_ms:
             port.downs.popleft()

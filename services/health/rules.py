@@ -34,6 +34,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     # More of the nodes with a strike, and at least so many: a storm, not lemons.
     lemon_storm_percent: int = 10
     lemon_storm_least: int = 4
+    # More of the nodes tell of congestion, and at least so many: the fabric's fault, and no port's.
+    fabric_percent: int = 10
+    fabric_least: int = 3
     # A collective survives a port that is down for less (NCCL: timeout 4.3 s, 7 retries).
     port_down_ms: int = 35_000
     # A gang that made no step for this long while a port of it is down waits for that port.

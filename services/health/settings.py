@@ -81,6 +81,14 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
             description="Those still silent after this are given up, slowly, if half of the cell speaks",
         ),
     ] = _R.incident_patience_ms
+    fabric_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="More of the nodes that tell of congestion at once are the fabric's incident",
+        ),
+    ] = _R.fabric_percent
     lemon_strikes: Annotated[
         int,
         Meta(

@@ -1,4 +1,4 @@
-"""Silence of nodes: suspect, gone, back; and the breaker that takes mass silence for an incident.
+"""Silence of nodes: suspect, gone, back; and the breaker that takes mass silence, or a congested fabric, for an incident.
 
 Time is judged time (see detector.py): it stands still while nobody could be heard. Nodes are kept in the order in
 which they were last heard, so that a look costs as much as there are silent ones. Never knows why time stood still.
@@ -56,6 +56,9 @@ class Silence:
         self._incident_recorded = False
         self._incident_began_ms = _NEVER
         self._incident_said_ms = _NEVER
+        # Nodes that tell of a congested fabric, and whether an incident was made of it; one is enough.
+        self._congested = 0
+        self._congestion_known = False
 
     @property
     def incident(self) -> str:
@@ -143,12 +146,16 @@ class Silence:
 
     # --- time
 
-    def tick(self, now_ms: int) -> list[Verdict]:
-        """Judge the silent."""
+    def tick(self, now_ms: int, *, congested: int = 0) -> list[Verdict]:
+        """Judge the silent. `congested` nodes tell of a fabric that is; 0: it is not."""
         fallen = list(self._fallen(now_ms))
-        if not self._incident and self._too_many(now_ms):
+        self._congested = congested
+        self._congestion_known = self._congestion_known and congested > 0
+        congestion = congested > 0 and not self._congestion_known
+        if not self._incident and (self._too_many(now_ms) or congestion):
             self._begin_incident(f"{self._rules.judge}-{now_ms}", now_ms)
         if self._incident:
+            self._congestion_known = congested > 0
             return self._during_incident(fallen, now_ms)
         verdicts: list[Verdict] = []
         for name, node, silent_ms in fallen:
@@ -228,6 +235,9 @@ class Silence:
         incident, count, total = self._incident, len(fallen), len(self._nodes)
         if not self._is_over(count, now_ms):
             message = f"{count} of {total} nodes are silent at once"
+            if self._congested and not self._is_mass(count):
+                count = self._congested
+                message = f"{count} of {total} nodes tell of a congested fabric"
             return [*verdicts, MassSilence(incident, count, message)]
         if not self._incident_recorded:
             self._end_incident(
@@ -236,13 +246,13 @@ class Silence:
         return [*verdicts, SilenceOver(incident)]
 
     def _is_over(self, silent: int, now_ms: int) -> bool:
-        """When most speak again; or when those that do not have been given long enough, and half of the cell speaks."""
+        """When most speak again, of no congestion; or when those that do not have been given long enough, and half speak."""
         rules = self._rules
         if now_ms - max(self._window_began_ms, self._incident_began_ms) < rules.lost_after_ms:
             return False  # Too early to tell: everyone has a window to speak.
         lasted_ms = now_ms - self._incident_began_ms
         patient = lasted_ms < rules.incident_patience_ms or 2 * silent > len(self._nodes)
-        return not self._is_mass(silent) or not patient
+        return not patient or not (self._is_mass(silent) or self._congested)
 
     def _suspect(self, name: str, node: _Node, silent_ms: int, now_ms: int) -> list[Verdict]:
         if node.state is not NodeState.READY:

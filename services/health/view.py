@@ -7,6 +7,7 @@ from typing import Final
 
 from planning.restart import broken_by
 from services.health.messages import (
+    NIC_COUNTER,
     AttemptBroken,
     AttemptGone,
     AttemptKnown,
@@ -68,6 +69,13 @@ class View:
             node.service is ServiceState.IN_SERVICE,
             tuple([nic.spec.name for nic in node.nics if not nic.spec.up]),
             self._cluster.at_ms - node.changed_at_ms if node.state is NodeState.LOST else 0,
+            tuple(
+                [
+                    (nic.spec.name, nic.reason.code.removeprefix(NIC_COUNTER))
+                    for nic in node.nics
+                    if nic.reason is not None and nic.reason.code.startswith(NIC_COUNTER)
+                ]
+            ),
         )
 
     def _breaks(self, name: JobId) -> Iterator[AttemptBroken]:

@@ -9,6 +9,7 @@ import msgspec
 
 from services.health.detector import Detector
 from services.health.messages import (
+    NIC_COUNTER,
     AttemptGone,
     AttemptKnown,
     Beat,
@@ -18,6 +19,7 @@ from services.health.messages import (
     MassSilence,
     NicJudged,
     NodeBack,
+    NodeForgotten,
     NodeGone,
     NodeKnown,
     NodeSuspect,
@@ -59,11 +61,13 @@ class Node:
         self.in_service = True
         self.lost_ms = 0
         self.unlinked: tuple[str, ...] = ()
+        self.counted: tuple[tuple[str, str], ...] = ()
 
     def known(self) -> NodeKnown:
         parts = (tuple(self.devices.items()), tuple(self.nics.items()))
         return NodeKnown(
-            self.name, self.incarnation, self.state, *parts, self.in_service, self.unlinked, self.lost_ms
+            self.name, self.incarnation, self.state, *parts, self.in_service, self.unlinked, self.lost_ms,
+            self.counted,
         )  # fmt: skip
 
 
@@ -152,9 +156,21 @@ class Bed:
             case DeviceJudged(node=name, index=index, condition=device):
                 self.nodes[name].devices[index] = device
                 self.tell(name)
-            case NicJudged(node=name, nic=nic, condition=port):
-                self.nodes[name].nics[nic] = port
-                self.tell(name)
+            case NicJudged(node=name, nic=nic, condition=port, reason=reason):
+                self._record_nic(self.nodes[name], nic, port, reason.code)
+
+    def _record_nic(self, node: Node, nic: str, port: NicState, code: str) -> None:
+        node.nics[nic] = port
+        others = [each for each in node.counted if each[0] != nic]
+        if port is not NicState.HEALTHY and code.startswith(NIC_COUNTER):
+            others.append((nic, code.removeprefix(NIC_COUNTER)))
+        node.counted = tuple(others)
+        self.tell(node.name)
+
+    def forget(self, name: str) -> None:
+        """The node was removed."""
+        del self.nodes[name]
+        self.detector.observe(NodeForgotten(name), self.now_ms)
 
     def record_node(self, name: str, state: NodeState, when: NodeState | None = None) -> None:
         node = self.nodes[name]

@@ -228,7 +228,8 @@ def test_a_device_that_failed_its_probe_recovers_when_it_passes() -> None:
         Signalled("n0", 1, XID, device=7, code="79"),
         Signalled("n0", 1, SignalKind.NIC_LINK, nic="eth9", code="sideways"),
         Signalled("n0", 1, SignalKind.NIC_LINK, nic="ib0", code="up"),
-        Signalled("n0", 1, SignalKind.NIC_COUNTER, nic="ib0", code="symbol_error"),
+        Signalled("n0", 1, SignalKind.NIC_COUNTER, nic="ib0", code="none_such"),
+        Signalled("n0", 1, SignalKind.NIC_COUNTER, nic="eth9", code="symbol_error"),
     ],
     ids=[
         "old incarnation",
@@ -236,7 +237,8 @@ def test_a_device_that_failed_its_probe_recovers_when_it_passes() -> None:
         "unknown device",
         "no link word",
         "up before",
-        "counter",
+        "unknown counter",
+        "counter of an unknown nic",
     ],
 )
 def test_signals_that_say_nothing(signal: Signalled) -> None:
