@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -194,6 +195,20 @@ def _kill_service(scene: ComposeScene, fault: Fault) -> None:
     scene.containers[scene.one(kind, int(number or 0))].crash()
 
 
+def _kill_agent(scene: ComposeScene, fault: Fault) -> None:
+    """The program alone: its container starts another, which finds what runs."""
+    for container in scene.chosen(fault):
+        container.crash()
+
+
+def _kill_everything(scene: ComposeScene, _fault: Fault) -> None:
+    """All that is ours, agents too, before the first is back; brokers and members have faults of their own."""
+    storage = {*scene.named("kafka"), *scene.named("etcd")}
+    ours = [each for service, each in scene.containers.items() if service not in storage]
+    with ThreadPoolExecutor(len(ours)) as pool:
+        list(pool.map(Container.crash, ours))
+
+
 def _dead_host(scene: ComposeScene, fault: Fault) -> None:
     for container in scene.chosen(fault):
         container.die()
@@ -287,6 +302,8 @@ ACTS: Final[Mapping[str, Act]] = {
     "kill leader": _kill_leader,
     "pause leader": _paused(_leader),
     "kill service": _kill_service,
+    "kill agent": _kill_agent,
+    "kill everything": _kill_everything,
     "pause agent": _pause_agent,
     "dead host": _dead_host,
     "kill broker": _killed(_broker),
@@ -298,5 +315,3 @@ ACTS: Final[Mapping[str, Act]] = {
     "restart etcd": _restarted(_etcd),
     "election down": _all_away("etcd"),
 }
-# A container ends with its program: an agent that dies there takes what it runs along, which these do not mean.
-TAKES_RUNS_ALONG: Final = frozenset({"kill agent", "kill everything"})

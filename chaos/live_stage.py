@@ -44,11 +44,6 @@ def obstacle(scenario: Scenario, stack: str) -> str:
 
 
 def _not_in_containers(kinds: set[str]) -> str:
-    if struck := sorted(kinds & live_compose.TAKES_RUNS_ALONG):
-        return (
-            f"{', '.join(struck)}: a container ends with its agent, and with all that runs in it, so nothing could be "
-            "adopted again: --stack local"
-        )
     if struck := sorted(kinds - live_compose.ACTS.keys()):
         return f"{', '.join(struck)}: containers have no such fault: --stack local"
     return ""

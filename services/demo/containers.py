@@ -23,11 +23,15 @@ GATEWAYS: Final = ("127.0.0.1:17170", "127.0.0.1:17171")
 SETTINGS: Final = CellSettings(
     cell="main", log="kafka", kafka="127.0.0.1:19092,127.0.0.1:19192,127.0.0.1:19292"
 )
-# Run inside: a signal to what init has started first, the container's program.
-_TELL: Final = (
-    "import os, sys\n"
-    "os.kill(int(open('/proc/1/task/1/children').read().split()[0]), int(sys.argv[1]))"
-)
+# Run inside: a signal to what init has started first, the container's program; a shell there keeps one, an agent.
+_TELL: Final = """
+import os, sys
+first = lambda pid: int(open(f"/proc/{pid}/task/{pid}/children").read().split()[0])
+program = first(1)
+if open(f"/proc/{program}/comm").read() == "sh\\n":
+    program = first(program)
+os.kill(program, int(sys.argv[1]))
+"""
 
 
 class Container:
@@ -51,7 +55,10 @@ class Container:
         return count
 
     def crash(self) -> None:
-        """SIGKILL to its program: the container ends as in a crash, and its restart policy starts it again."""
+        """SIGKILL to its program, which is started again: by the restart policy of the container that ended with it.
+
+        An agent by its node, which lives on with all that runs there.
+        """
         self.tell(signal.SIGKILL)
 
     def tell(self, number: signal.Signals) -> None:

@@ -27,16 +27,9 @@ pytestmark = pytest.mark.timeout(200)
 def test_scenarios_of_services_brokers_and_members_can_be_played_in_containers() -> None:
     live_ones = [name for name in scenarios.names() if scenarios.load(name).live]
     assert [name for name in live_ones if not obstacle(scenarios.load(name), "compose")] == [
-        "kafka-away", "one-of-three", "power-cuts", "stops",
+        "kafka-away", "one-of-three", "power-cuts", "restarts", "stops",
     ]  # fmt: skip
     assert live_compose.ACTS.keys() <= ACTS.keys()
-
-
-def test_agents_are_not_killed_where_their_runs_would_die_with_them() -> None:
-    assert obstacle(scenarios.load("restarts"), "compose") == (
-        "kill agent, kill everything: a container ends with its agent, and with all that runs in it, so nothing could "
-        "be adopted again: --stack local"
-    )
 
 
 def test_containers_have_no_cables() -> None:

@@ -1,6 +1,9 @@
 """What the container stack promises: the same broker settings, nothing open to the outside."""
 
+import os
 import re
+import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +54,31 @@ def test_a_service_that_stays_starts_again_and_is_asked_whether_it_is_well(name:
     service = SERVICES[name]
     assert service["restart"] == "unless-stopped"
     assert "/healthz" in " ".join(service["healthcheck"]["test"])
+
+
+def test_an_agent_that_dies_is_started_again_and_one_that_is_asked_to_end_is_not(
+    tmp_path: Path,
+) -> None:
+    """A container ends with what its entrypoint began: not with its agent, and with nobody left behind."""
+    agent = tmp_path / "tidemilld"
+    agent.write_text('#!/bin/sh\ntrap "exit 0" TERM\necho "$$ $*"\nwhile :; do sleep 0.01; done\n')
+    agent.chmod(0o755)
+    nodes = [SERVICES[name] for name in OURS if name.startswith("node-")]
+    (words,) = {(*node["entrypoint"], *node["command"]) for node in nodes}
+    begin = [word.replace("$$", "$") for word in words]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        begin, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True
+    ) as node:
+        assert node.stdout is not None
+        first, first_words = node.stdout.readline().split()
+        os.kill(int(first), signal.SIGKILL)
+        second, second_words = node.stdout.readline().split()
+        assert first_words == second_words == "agent" and first != second
+        node.terminate()
+        assert (node.wait(timeout=30), node.stdout.read()) == (0, "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(second), 0)
 
 
 def test_the_cell_has_more_than_one_of_what_it_cannot_be_without() -> None:
