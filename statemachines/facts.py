@@ -219,7 +219,10 @@ class AttemptStopping(Value):
 
 
 class AttemptEnded(Value):
-    """No run of it can act any more, or the job is overlap-safe and those left are lost."""
+    """No run of it can act any more, or the job is overlap-safe and those left are lost.
+
+    `spared`: hardware ended it, so that it uses up no retries. Logs of before it was recorded count such ends.
+    """
 
     job: JobId
     attempt: int
@@ -228,6 +231,7 @@ class AttemptEnded(Value):
     message: str
     next: JobNext
     not_before_ms: int
+    spared: bool = False
 
 
 class SaveAsked(Value):

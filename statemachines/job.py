@@ -97,8 +97,8 @@ _SUCCEEDED: Final = Outcome.SUCCEEDED
 class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was asked, and where it is.
 
-    `attempt` is the current or last attempt, 0 before the first. `failed` counts attempts that ended badly, `stalled`
-    those in a row that made no new durable checkpoint. `queued_at_ms` is when it last began to wait.
+    `attempt` is the current or last attempt, 0 before the first. `failed` counts attempts that ended badly and not by
+    hardware, `stalled` those without a new durable checkpoint in between. `queued_at_ms` is when it last began to wait.
     """
 
     id: JobId
@@ -177,7 +177,8 @@ def _saved(job: Job, fact: CheckpointSaved, _at_ms: int) -> Job:
 def _ended(job: Job, fact: AttemptEnded, at_ms: int) -> Job:
     if fact.attempt != job.attempt:
         raise _illegal(job, fact)
-    blamed = fact.outcome is not _SUCCEEDED and fact.cause not in _BLAMELESS
+    bad = fact.outcome is not _SUCCEEDED and fact.cause not in _BLAMELESS
+    blamed = bad and not fact.spared
     waits = fact.next is _QUEUED_NEXT
     return replace(
         job,

@@ -135,7 +135,9 @@ def fail(draft: Draft, attempt: Attempt, cause: Cause, blame: Blame, message: st
     """It ends badly: stop what is left of it, or end it when nothing is; its budget says what comes next."""
     job = draft.cluster.jobs[attempt.job]
     then, said = retry.consequence(draft.cluster, job, blame, message)
-    if _over(job, attempt):
+    # A hold for hardware is always a stop: what the attempt keeps of it ends the row (retry.py).
+    held = blame is Blame.CELL and then is JobNext.HELD
+    if _over(job, attempt) and not held:
         _end(draft, attempt, cause, said, then)
     else:
         stop(draft, attempt, cause, said, then)
@@ -173,7 +175,7 @@ def _after(draft: Draft, attempt: Attempt, ended: Run) -> None:
     if attempt.state is AttemptState.STOPPING:
         if blame is Blame.CELL and attempt.stop_cause in _EXPLAINED_BY_LOSS:
             # Heard after the others had failed because of it.
-            stop(draft, attempt, meaning.cause, exit_codes.describe(ended), JobNext.QUEUED)
+            _lost(draft, attempt, meaning.cause, exit_codes.describe(ended))
         else:
             settle(draft, attempt.job)
         return
@@ -203,9 +205,16 @@ def node_lost(draft: Draft, attempt: Attempt, node: NodeId) -> None:
     if attempt.state is not AttemptState.STOPPING:
         fail(draft, attempt, Cause.NODE_LOST, Blame.CELL, message)
     elif attempt.stop_cause in _EXPLAINED_BY_LOSS:
-        stop(draft, attempt, Cause.NODE_LOST, message, JobNext.QUEUED)
+        _lost(draft, attempt, Cause.NODE_LOST, message)
     else:
         settle(draft, attempt.job)
+
+
+def _lost(draft: Draft, attempt: Attempt, cause: Cause, message: str) -> None:
+    """It is stopping already, for something that this explains better."""
+    job = draft.cluster.jobs[attempt.job]
+    then, said = retry.consequence(draft.cluster, job, Blame.CELL, message)
+    stop(draft, attempt, cause, said, then)
 
 
 # --- ends
@@ -258,9 +267,11 @@ def _end(draft: Draft, attempt: Attempt, cause: Cause, message: str, then: JobNe
     wait_until = 0
     if then is JobNext.QUEUED:
         wait_until = retry.not_before_ms(cluster, cluster.jobs[attempt.job], cause, draft.now_ms)
-    said = message[:MESSAGE_CHARS]
+    said, spared = message[:MESSAGE_CHARS], retry.spared(cluster, attempt, cause)
     draft.record(
-        AttemptEnded(attempt.job, attempt.number, _OUTCOMES[cause], cause, said, then, wait_until)
+        AttemptEnded(
+            attempt.job, attempt.number, _OUTCOMES[cause], cause, said, then, wait_until, spared
+        )
     )
 
 

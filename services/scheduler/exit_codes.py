@@ -60,6 +60,12 @@ _ANY_SIGNAL: Final = Meaning(Cause.PROGRAM_FAILED, Blame.PROGRAM, "crashed")
 _ANY_CODE: Final = Meaning(Cause.PROGRAM_FAILED, Blame.PROGRAM, "failed")
 
 
+def suspects_hardware(run: Run) -> bool:
+    """Whether the program itself said that its hardware is to blame."""
+    ended = run.evidence is Evidence.EXIT_STATUS and not run.signal
+    return ended and meaning(run).cause is Cause.DEVICE_FAULT
+
+
 def clean(run: Run) -> bool:
     """Whether it ended by itself with exit code 0."""
     return run.exit_code == 0 and run.signal == 0 and run.evidence is Evidence.EXIT_STATUS

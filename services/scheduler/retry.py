@@ -1,32 +1,37 @@
 """What becomes of a job after a bad end: another attempt, a hold, or failure; and how long it waits before.
 
-Pure over the job as it was before the end. Bounds are the job's own or, where it gives none, the cell's.
+Pure over the job as it was before the end. Bounds are the job's own or, where it gives none, the cell's. What hardware
+ended uses up none of them (decision 0026); a job that meets nothing but broken hardware is held all the same.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
+from planning.restart import broken_by
+from services.scheduler import exit_codes
 from services.scheduler.exit_codes import Blame
-from statemachines.cluster import Cluster
+from statemachines.attempt import Attempt
+from statemachines.checkpoint import CheckpointState
+from statemachines.cluster import ATTEMPTS_KEPT, Cluster
 from statemachines.job import Job
 from statemachines.values import Cause, JobNext
 
 # Doublings of the first backoff.
 DOUBLINGS_MAX: Final = 5
+# Ends by hardware in a row without a new durable checkpoint, after which a person looks: as many as the state remembers.
+HARDWARE_ENDS_MOST: Final = ATTEMPTS_KEPT
+_HARDWARE: Final = frozenset({Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT})
 # After these the next attempt need not wait: nothing says that it would fail the same way.
-_NO_BACKOFF: Final = frozenset(
-    {
-        Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT, Cause.HELD, Cause.REQUEUED, Cause.DRAINED,
-        Cause.PREEMPTED,
-    }
-)  # fmt: skip
+_NO_BACKOFF: Final = _HARDWARE | {Cause.HELD, Cause.REQUEUED, Cause.DRAINED, Cause.PREEMPTED}
 
 
 def consequence(cluster: Cluster, job: Job, blame: Blame, message: str) -> tuple[JobNext, str]:
     """What comes after an attempt that ends badly now, and the message that says so."""
     if blame is Blame.CELL:
-        return JobNext.QUEUED, message
+        return _after_hardware(cluster, job, message)
     if blame is Blame.PROGRAM and not _may_do_better(cluster, job):
         return JobNext.FAILED, message
     retry, policy = job.spec.retry, cluster.policy
@@ -38,6 +43,45 @@ def consequence(cluster: Cluster, job: Job, blame: Blame, message: str) -> tuple
         held = f"held after {job.stalled + 1} bad ends in a row without a new durable checkpoint"
         return JobNext.HELD, f"{message}; {held}: release it to try again"
     return JobNext.QUEUED, message
+
+
+def spared(cluster: Cluster, attempt: Attempt, cause: Cause) -> bool:
+    """Whether an attempt that ends now was ended by hardware, so that nothing counts against its job.
+
+    That a program says so is no proof, unless the cell found the device faulty too.
+    """
+    if cause is not Cause.DEVICE_FAULT:
+        return cause in _HARDWARE
+    runs = [cluster.runs[run] for run in attempt.runs]
+    claimed = any(exit_codes.suspects_hardware(run) for run in runs)
+    return not claimed or bool(broken_by(cluster, replace(attempt, cause=cause)))
+
+
+def _after_hardware(cluster: Cluster, job: Job, message: str) -> tuple[JobNext, str]:
+    if _broken_in_row(cluster, job) + 1 < HARDWARE_ENDS_MOST:
+        return JobNext.QUEUED, message
+    held = f"held after {HARDWARE_ENDS_MOST} ends in a row by hardware without a new durable checkpoint"
+    return JobNext.HELD, f"{message}; {held}: see whether it breaks its nodes, then release it"
+
+
+def _broken_in_row(cluster: Cluster, job: Job) -> int:
+    """Attempts just before this one that hardware ended. A new checkpoint ends the row, and so does a hold for it."""
+    durable = [
+        each.attempt
+        for each in cluster.checkpoints.get(job.id, ())
+        if each.state is CheckpointState.DURABLE
+    ]
+    since = max(durable, default=0)
+    count = 0
+    for attempt in reversed(cluster.attempts[job.id]):
+        if attempt.number <= since:
+            return count
+        if attempt.number == job.attempt:
+            continue
+        if attempt.cause not in _HARDWARE or attempt.stop_next is JobNext.HELD:
+            return count
+        count += 1
+    return count
 
 
 def _may_do_better(cluster: Cluster, job: Job) -> bool:

@@ -66,13 +66,17 @@ class SchedulerSettings(CellSettings, frozen=True, kw_only=True):
         _P.save_wait_ms
     )
     max_attempts: Annotated[
-        int, Meta(ge=-1, description="Attempts of a job that may end badly, in all; -1: no bound")
+        int,
+        Meta(
+            ge=-1,
+            description="Attempts of a job that may end badly, but not by hardware; -1: no bound",
+        ),
     ] = _P.max_attempts
     max_attempts_without_progress: Annotated[
         int,
         Meta(
             ge=1,
-            description="Bad ends in a row without a new durable checkpoint, after which it is held",
+            description="Bad ends, not by hardware, without a new durable checkpoint, after which it is held",
         ),
     ] = _P.max_attempts_without_progress
     backoff_ms: Annotated[

@@ -219,6 +219,9 @@ def test_only_ends_that_nobody_asked_for_use_up_retries(cause: Cause) -> None:
     assert (after.failed, after.stalled) == (4 + counted, 1 + counted)
     succeeded = job.advance(running, replace(ENDED, outcome=Outcome.SUCCEEDED, cause=cause), NOW)
     assert (succeeded.failed, succeeded.stalled) == (4, 1)
+    end = replace(ENDED, outcome=Outcome.FAILED, cause=cause, spared=True)
+    spared = job.advance(running, end, NOW)
+    assert (spared.failed, spared.stalled) == (4, 1)
 
 
 @pytest.mark.parametrize(

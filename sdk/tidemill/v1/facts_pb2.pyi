@@ -837,6 +837,7 @@ class AttemptEnded(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_MS_FIELD_NUMBER: _builtins.int
+    SPARED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     attempt: _builtins.int
     outcome: _common_pb2.Outcome.ValueType
@@ -844,6 +845,8 @@ class AttemptEnded(_message.Message):
     message: _builtins.str
     next: _common_pb2.JobNext.ValueType
     not_before_ms: _builtins.int
+    spared: _builtins.bool
+    """Hardware ended it: it uses up nothing of what the job may fail."""
     def __init__(
         self,
         *,
@@ -854,10 +857,11 @@ class AttemptEnded(_message.Message):
         message: _builtins.str = ...,
         next: _common_pb2.JobNext.ValueType = ...,
         not_before_ms: _builtins.int = ...,
+        spared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "job", b"job", "message", b"message", "next", b"next", "not_before_ms", b"not_before_ms", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "job", b"job", "message", b"message", "next", b"next", "not_before_ms", b"not_before_ms", "outcome", b"outcome", "spared", b"spared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

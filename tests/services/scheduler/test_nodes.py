@@ -84,7 +84,7 @@ def test_an_overlap_safe_job_goes_on_elsewhere_at_once() -> None:
     lost, ended, placed = cell.step()
     assert lost == facts.NodeLost(N1, 1, "silent for 15 s")
     assert ended == facts.AttemptEnded(
-        A, 1, Outcome.LOST, Cause.NODE_LOST, "node n1 was lost", JobNext.QUEUED, 0
+        A, 1, Outcome.LOST, Cause.NODE_LOST, "node n1 was lost", JobNext.QUEUED, 0, spared=True
     )
     assert isinstance(placed, facts.GangPlaced)
     assert (placed.placements[0].node, placed.resume.step) == (N2, 10)
@@ -130,7 +130,7 @@ def test_it_goes_on_when_its_agent_must_have_killed_it() -> None:
         RUN, 0, 0, Evidence.SELF_FENCED, "its agent, cut off for so long, has killed it"
     )
     assert attempt == facts.AttemptEnded(
-        A, 1, Outcome.LOST, Cause.NODE_LOST, "node n1 was lost", JobNext.QUEUED, 0
+        A, 1, Outcome.LOST, Cause.NODE_LOST, "node n1 was lost", JobNext.QUEUED, 0, spared=True
     )
     assert isinstance(placed, facts.GangPlaced)
 
