@@ -12,13 +12,15 @@ from simulation.cell_faults import CELL_FAULTS
 from simulation.faults import Act, schedule
 from simulation.host_faults import HOST_FAULTS
 from simulation.kernel import Kernel, few_collections
+from simulation.nic_faults import NIC_FAULTS
 from simulation.referee import Event
 from simulation.scenario import Scenario, Setup, setup
 from simulation.training import Gang
 from simulation.world import Verdict, World
 
-ACTS: Final[Mapping[str, Act]] = {**CELL_FAULTS, **HOST_FAULTS}
-KINDS: Final = tuple(sorted(ACTS))
+ACTS: Final[Mapping[str, Act]] = {**CELL_FAULTS, **HOST_FAULTS, **NIC_FAULTS}
+# What is drawn where a scenario names no kinds. One more would make another history of every seed.
+KINDS: Final = tuple(sorted({**CELL_FAULTS, **HOST_FAULTS}))
 # The default scenario: any cell, any faults.
 ANYTHING: Final = "anything"
 

@@ -22,7 +22,7 @@ _REBOOTS_MS: Final = 6_000
 _XIDS: Final = ("79", "48", "94", "95", "31", "13", "63", "64", "119")
 
 
-def _hosts(world: World, fault: Fault) -> list[Host]:
+def hosts(world: World, fault: Fault) -> list[Host]:
     """So many hosts from the one that is meant; `count` 0: all."""
     size = len(world.hosts)
     return [world.hosts[(fault.target + i) % size] for i in range(fault.count or size)]
@@ -33,37 +33,37 @@ def _hosts(world: World, fault: Fault) -> list[Host]:
 
 def kill_agent(world: World, fault: Fault) -> None:
     """SIGKILL of the agent; its runs live on."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.crash()
 
 
 def kill_agent_mid_step(world: World, fault: Fault) -> None:
     """SIGKILL of the agent between two of its actions."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.crash_in = 1 + fault.target % 8
 
 
 def kill_agent_at_start(world: World, fault: Fault) -> None:
     """SIGKILL of the agent just when it has started a run, or has stored what it must know of one."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.crash_at = ("after start", "before start", "after persist")[fault.target % 3]
 
 
 def pause_agent(world: World, fault: Fault) -> None:
     """SIGSTOP of the agent."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.pause(fault.lasts_ms)
 
 
 def reboot(world: World, fault: Fault) -> None:
     """The machine goes down with its runs, and comes back."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.reboot(fault.lasts_ms)
 
 
 def power_cut(world: World, fault: Fault) -> None:
     """As a reboot, on a disk that lied about its last writes."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.unsynced_max = 1 + fault.target % 4
         host.reboot(fault.lasts_ms)
         host.unsynced_max = 0
@@ -71,7 +71,7 @@ def power_cut(world: World, fault: Fault) -> None:
 
 def dead(world: World, fault: Fault) -> None:
     """The machine is gone; it comes back repaired, with another disk."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.die()
         world.physics.storage.lose(host.name)
         after(world, fault, host.repair)
@@ -80,7 +80,7 @@ def dead(world: World, fault: Fault) -> None:
 def partition(world: World, fault: Fault) -> None:
     """Host and gateways cannot talk: `what` up, down, or both; else one of them by the target."""
     ways = fault.what or ("up", "down", "both")[fault.target % 3]
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.cut_up, host.cut_down = ways != "down", ways != "up"
         after(world, fault, host.join_network)
 
@@ -93,14 +93,14 @@ def mass_silence(world: World, fault: Fault) -> None:
 
 def disk_full(world: World, fault: Fault) -> None:
     """Nothing can be written."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.disk_full = True
         after(world, fault, host.empty_disk)
 
 
 def disk_slow(world: World, fault: Fault) -> None:
     """A write takes seconds."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         host.disk_ms = 1_000 + fault.target % 4_000
         after(world, fault, host.empty_disk)
 
@@ -116,7 +116,7 @@ def clock_step(world: World, fault: Fault) -> None:
 
 def link_down(world: World, fault: Fault) -> None:
     """One interface loses its link for a while; `what` names it, `all` is every one."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         names = list(host.links)
         if not names:
             continue
@@ -134,7 +134,7 @@ def _up(host: Host, name: str) -> Callable[[], None]:
 def device_event(world: World, fault: Fault) -> None:
     """An XID of a device, by its number in `what`."""
     code = fault.what or _XIDS[fault.target % len(_XIDS)]
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         device = fault.target % world.shape.devices
         host.signal(telemetry_pb2.SIGNAL_KIND_XID, device=device, code=code)
 
@@ -160,7 +160,7 @@ def storage_down(world: World, fault: Fault) -> None:
 
 def slow(world: World, fault: Fault) -> None:
     """A step takes 1.4 times as long there, and so in every gang that has a member there."""
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         world.physics.slow[host.name] = 140
         after(world, fault, partial(_mend, world.physics.slow, host))
 
@@ -170,7 +170,7 @@ def fails_under_load(world: World, fault: Fault) -> None:
 
     The event is that of the first device. No repair helps: it is there again after a reboot, and fails under the next run.
     """
-    for host in _hosts(world, fault):
+    for host in hosts(world, fault):
         world.physics.flaws[host.name] = partial(_overload, world, fault, host)
         if fault.lasts_ms:
             after(world, fault, partial(_mend, world.physics.flaws, host))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from typing import Final
 
 from services.agent import messages as m
 from services.agent import wire
@@ -30,6 +31,8 @@ _CONNECT_MS = (300, 1_500)
 _SILENT_STREAM_MS = 15_000
 _LOOK_MS = 5_000
 _TICK = m.Tick()
+# What an interface runs at, in Mb/s.
+RATE_MBPS: Final = 400_000
 # An interface that is down is told again this often, for a signal may be lost.
 _TELL_LINKS_MS = 10_000
 
@@ -114,6 +117,8 @@ class Host(Process):
         self.dead = False
         self.boots = 1
         self.links: dict[str, bool] = {f"ib{i}": True for i in range(nics)}
+        # Interfaces that are up and carry nothing that a gang sends.
+        self._deaf: set[str] = set()
         self.runs: dict[RunId, HostProcess] = {}
         self._physics, self._gateways, self._clock = physics, gateways, clock
         # Cards that were put into each slot until now.
@@ -216,8 +221,20 @@ class Host(Process):
             return
         self.links[name] = up
         self.kernel.note(f"{self.name} {name} {'up' if up else 'down'}")
-        self._physics.linked(self.name, up=sum(self.links.values()), of=len(self.links))
+        self._linked()
         self._signal_link(name)
+
+    def carry(self, name: str, *, large: bool) -> None:
+        """Whether an interface takes large frames, as gangs send them; the agent's counters tell, its links do not."""
+        if large:
+            self._deaf.discard(name)
+        else:
+            self._deaf.add(name)
+        self._linked()
+
+    def _linked(self) -> None:
+        works = sum(up and name not in self._deaf for name, up in self.links.items())
+        self._physics.linked(self.name, up=works, of=len(self.links))
 
     def signal(
         self,
@@ -267,6 +284,8 @@ class Host(Process):
         self.repair()
         for name in self.links:
             self.link(name, up=True)
+            if name in self._deaf:
+                self.carry(name, large=True)
 
     def _signal_link(self, name: str) -> None:
         code = "up" if self.links[name] else "down"
@@ -458,7 +477,7 @@ class Host(Process):
         cards = tuple(
             DeviceSpec(i, "H100", self.card(i), simulated=True) for i in range(len(self._cards))
         )
-        nics = tuple(NicSpec(name, 400_000, kind="infiniband") for name in self.links)
+        nics = tuple(NicSpec(name, RATE_MBPS, kind="infiniband") for name in self.links)
         return Inventory(
             "10.0.0.1", self._cpu_milli, 1 << 20, cards, nics, boot_id=boot, agent_version="sim"
         )

@@ -16,6 +16,7 @@ from services.health.rules import Rules as HealthRules
 from simulation.clients import Clients, Wanted, make_job
 from simulation.election import Election
 from simulation.gateway import GatewayProcess
+from simulation.interfaces import Interfaces
 from simulation.kernel import US_PER_MS, US_PER_S, Kernel
 from simulation.nodes import Host
 from simulation.operators import Operators
@@ -108,6 +109,8 @@ class World:
         self.physics = Physics(self.kernel, self.gateways)
         self.referee = Referee(self.broker, self.physics, CELL)
         self.hosts = [self._host(i) for i in range(shape.nodes)]
+        # Of hosts whose interfaces count something.
+        self._interfaces: dict[str, Interfaces] = {}
         self.clients = Clients(self.kernel, self.gateways)
         self.operators = Operators(self.kernel, self.clients, self.referee, self.schedulers)
 
@@ -163,6 +166,8 @@ class World:
             gateway.lag_ms = 0
         for host in self.hosts:
             host.mend()
+        for interfaces in self._interfaces.values():
+            interfaces.mend()
         self.operators.mend(self.hosts)
 
     def broken(self) -> list[str]:
@@ -266,6 +271,12 @@ class World:
         return broken
 
     # --- parts
+
+    def interfaces_of(self, host: Host) -> Interfaces:
+        """What a host's interfaces count, looked at from now on."""
+        if host.name not in self._interfaces:
+            self._interfaces[host.name] = Interfaces(self.kernel, host)
+        return self._interfaces[host.name]
 
     def _host(self, number: int) -> Host:
         return Host(

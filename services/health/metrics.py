@@ -110,7 +110,11 @@ class _Watched(Collector):
             ("health_nodes_watched", "Nodes that are not lost", detector.silence.watched),
             ("health_nodes_silent", "Of those, silent", detector.silence.silent),
             ("health_attempts_watched", "Attempts that run", detector.progress.watched),
-            ("health_incident", "1 during mass silence or congestion", int(bool(detector.silence.incident))),
+            (
+                "health_incident",
+                "1 during mass silence or congestion",
+                int(bool(detector.silence.incident)),
+            ),
             (
                 "health_nodes_congested",
                 "Nodes that tell of a congested fabric",
