@@ -32,6 +32,8 @@ if open(f"/proc/{program}/comm").read() == "sh\\n":
     program = first(program)
 os.kill(program, int(sys.argv[1]))
 """
+# As a shell says that somebody was killed.
+_KILLED: Final = 128 + signal.SIGKILL
 
 
 class Container:
@@ -62,8 +64,8 @@ class Container:
         self.tell(signal.SIGKILL)
 
     def tell(self, number: signal.Signals) -> None:
-        """A signal to its program alone, not to what that has started."""
-        docker("exec", self.id, "python3", "-c", _TELL, str(int(number)))
+        """A signal to its program alone, not to what that has started; a container that ends of it kills who sent it."""
+        docker("exec", self.id, "python3", "-c", _TELL, str(int(number)), well=(0, _KILLED))
 
     def start(self) -> None:
         """Again, with its data."""
@@ -139,12 +141,12 @@ class ContainerCell:
             go_on_without(client, timeline, member, what, kill=container.die)
 
 
-def docker(*words: str) -> str:
-    """What Docker's command line says; raises TrialError."""
+def docker(*words: str, well: tuple[int, ...] = (0,)) -> str:
+    """What Docker's command line says; raises TrialError when it does not end well."""
     try:
         done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise TrialError("no `docker` command here; see docs/how-to/containers.md") from error
-    if done.returncode:
+    if done.returncode not in well:
         raise TrialError(f"docker {words[0]}: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from chaos import live, live_compose, scenarios
 from chaos.live_acts import ACTS
 from chaos.live_scene import Scene
 from chaos.live_stage import obstacle
-from services.runtime.trial import TrialCell
+from services.demo.containers import Container
+from services.runtime.trial import TrialCell, TrialError
 from simulation.faults import Fault
 from simulation.scenario import Check
 from simulation.world import Shape
@@ -46,6 +48,19 @@ def test_without_a_stack_it_says_how_to_start_one(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"; start the stack: {live_compose.START}\n")
+
+
+@pytest.mark.parametrize(("status", "fails"), [(0, False), (137, False), (1, True)])
+def test_a_container_that_ends_of_a_signal_takes_the_command_that_sent_it_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, fails: bool
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\n[ "$1" != ps ] || exec echo c0ffee\nexit {status}\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    scheduler = Container("scheduler-1")
+    with pytest.raises(TrialError) if fails else contextlib.nullcontext():
+        scheduler.crash()
 
 
 class Fleet:
