@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from chaos.live_hosts import Hosts, kill
 from chaos.live_scene import Scene
-from chaos.net import CONTROL, Network
+from chaos.net import CONTROL, MTU, SMALL_MTU, Network
 from compose.local.stack import Stack
 from services.demo.distributed import etcd_leader
 from services.runtime.trial import TrialCell
@@ -129,8 +129,8 @@ def _disk_full(stage: Stage, fault: Fault) -> None:
 
 
 def _clock_step(stage: Stage, fault: Fault) -> None:
-    """An hour forward or back, as in the simulation."""
-    size = len(stage.hosts.agents)
+    """An hour forward or back, as in the simulation; for the agent alone."""
+    size = len(stage.hosts.clocks)
     stage.hosts.clocks[fault.target % size].step(3600 if fault.target % 2 else -3600)
 
 
@@ -142,6 +142,14 @@ def _link_down(stage: Stage, fault: Fault) -> None:
     for number in stage.hosts.chosen(fault.target, fault.count):
         network.link(number, nics, up=False)
         stage.later(fault.lasts_ms, partial(network.link, number, nics, up=True))
+
+
+def _small_mtu(stage: Stage, fault: Fault) -> None:
+    """What gangs send is larger: the interface drops it, and its own counters tell."""
+    network, nics = stage.network, stage.network.chosen(fault.what)
+    for number in stage.hosts.chosen(fault.target, fault.count):
+        network.mtu(number, nics, SMALL_MTU)
+        stage.later(fault.lasts_ms, partial(network.mtu, number, nics, MTU))
 
 
 def _link_drops(stage: Stage, fault: Fault) -> None:
@@ -230,11 +238,12 @@ _ANYWHERE: Final[Mapping[str, Act]] = {
     "kill agent": _kill_agent,
     "pause agent": _pause_agent,
     "dead host": _dead_host,
-    "clock step": _clock_step,
 }
+_ON_CLOCKS: Final[Mapping[str, Act]] = {"clock step": _clock_step}
 _ON_NETWORK: Final[Mapping[str, Act]] = {
     "link down": _link_down,
     "link drops": _link_drops,
+    "small mtu": _small_mtu,
     "partition": _partition,
     "disk full": _disk_full,
 }
@@ -248,6 +257,7 @@ _ON_STACK: Final[Mapping[str, Act]] = {
     "restart etcd": _restarted(_etcd),
     "election down": _etcd_away,
 }
-ACTS: Final[Mapping[str, Act]] = {**_ANYWHERE, **_ON_NETWORK, **_ON_STACK}
+ACTS: Final[Mapping[str, Act]] = {**_ANYWHERE, **_ON_CLOCKS, **_ON_NETWORK, **_ON_STACK}
+NEEDS_CLOCKS: Final = frozenset(_ON_CLOCKS)
 NEEDS_NETWORK: Final = frozenset(_ON_NETWORK)
 NEEDS_STACK: Final = frozenset(_ON_STACK)

@@ -26,14 +26,19 @@ _END_WITHIN_S: Final = 10.0
 
 
 class Hosts:
-    """All of one cell. `network` None: they share this machine's network. Closing it leaves none of their processes."""
+    """All of one cell. Closing it leaves none of their processes.
 
-    def __init__(self, cell: TrialCell, shape: Shape, network: Network | None) -> None:
+    `network` None: they share this machine's network. `faketime` None: they share its clock; else the library that fakes it.
+    """
+
+    def __init__(
+        self, cell: TrialCell, shape: Shape, network: Network | None, faketime: Path | None
+    ) -> None:
         self.network = network
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self.disks: dict[int, Disk] = {}
         self.clocks: dict[int, SteppedClock] = {}
-        self._cell, self._shape = cell, shape
+        self._cell, self._shape, self._faketime = cell, shape, faketime
         self._closing = contextlib.ExitStack()
         self._address: Callable[[], str] = lambda: cell.address
         if network is not None:
@@ -48,7 +53,7 @@ class Hosts:
                 self.die(number)
 
     def add(self, number: int) -> None:
-        """A host with a disk and a clock of its own, and its agent. Raises NetworkError."""
+        """A host, with a disk and a clock of its own where the faults need them, and its agent. Raises NetworkError."""
         state = self.state(number)
         state.mkdir(parents=True)
         if (network := self.network) is not None:
@@ -56,23 +61,25 @@ class Hosts:
             self.disks[number] = Disk(state, name=network.host(number), mib=_DISK_MIB)
             self._closing.callback(self.disks[number].remove)
             self.disks[number].mount()
-        self.clocks[number] = SteppedClock(state.with_name(f"{state.name}.clock"))
+        if self._faketime is not None:
+            file = state.with_name(f"{state.name}.clock")
+            self.clocks[number] = SteppedClock(file, self._faketime)
         self.start(number)
 
     def start(self, number: int) -> None:
         """Its agent, the first time or again on the same state."""
         name, network = self.name(number), self.network
-        module, *words = (*self.clocks[number].prefix, "services.agent")
+        clock = self.clocks[number].environment if number in self.clocks else {}
         wires = (
             ()
             if network is None
             else ("--nics", ",".join(network.nics), "--address", network.address(number, 0))
         )
         self.agents[number] = self._cell.spawn(
-            name, module, *words, "--node", name, "--state", str(self.state(number)), *self._cell.flags,
+            name, "services.agent", "--node", name, "--state", str(self.state(number)), *self._cell.flags,
             "--gateway", self._address(), "--fake-gpus", f"{self._shape.devices}xH100", "--cpu", "8",
             "--checkpoint-reach", "cell", *wires,
-            prefix=() if network is None else network.inside(number),
+            environment={**os.environ, **clock}, prefix=() if network is None else network.inside(number),
         )  # fmt: skip
 
     def chosen(self, target: int, count: int) -> list[int]:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from chaos import live_compose
-from chaos.live_acts import NEEDS_NETWORK, NEEDS_STACK, Stage
+from chaos.live_acts import NEEDS_CLOCKS, NEEDS_NETWORK, NEEDS_STACK, Stage
 from chaos.live_hosts import Hosts
 from chaos.live_scene import Cell, Scene
 from chaos.net import Network
+from chaos.scenarios import UnknownScenarioError
+from compose.local import build
 from compose.local.stack import Stack, StackError
 from services.runtime.trial import TrialCell, TrialError
 from services.runtime.trial_kafka import KafkaTrialCell
@@ -58,6 +60,7 @@ def staged(scenario: Scenario, stack: str) -> AbstractContextManager[Scene[Cell]
 
 @contextlib.contextmanager
 def _processes(scenario: Scenario, stack: str) -> Iterator[Stage]:
+    faketime = _faketime() if _kinds(scenario) & NEEDS_CLOCKS else None
     with contextlib.ExitStack() as closing:
         network = None
         if _kinds(scenario) & NEEDS_NETWORK:
@@ -65,7 +68,7 @@ def _processes(scenario: Scenario, stack: str) -> Iterator[Stage]:
         flags = ("--schedulers", str(scenario.shape.schedulers))
         brokers = closing.enter_context(_stack()) if stack == "local" else None
         cell = closing.enter_context(_cell(brokers, flags))
-        hosts = Hosts(cell, scenario.shape, network)
+        hosts = Hosts(cell, scenario.shape, network, faketime)
         closing.callback(hosts.close)
         stage = Stage(cell, hosts, brokers)
         closing.callback(_whole_again, stage, brokers)
@@ -74,6 +77,13 @@ def _processes(scenario: Scenario, stack: str) -> Iterator[Stage]:
         with cell.client() as client:
             cell.until("the agents", lambda: client.cell().nodes_ready >= scenario.shape.nodes)
         yield stage
+
+
+def _faketime() -> Path:
+    try:
+        return build.faketime()
+    except StackError as error:
+        raise UnknownScenarioError(f"clock step needs libfaketime, and {error}") from error
 
 
 def _kinds(scenario: Scenario) -> set[str]:

@@ -1,4 +1,4 @@
-"""Makes Kafka's jars and the etcd programs from published packages, once, in a cache by content.
+"""Makes Kafka's jars, the etcd programs and, for chaos, libfaketime from published packages, once, in a cache by content.
 
 It owns the cache and nothing else: it starts no broker and writes nothing into the repository,
 except jars.sha256 when asked to (--lock).
@@ -28,6 +28,7 @@ from compose.local.errors import StackError
 HERE: Final = Path(__file__).parent
 KAFKA: Final = HERE / "kafka"
 ETCD: Final = HERE / "etcd"
+FAKETIME: Final = HERE / "faketime" / "requirements.txt"
 JAR_SUMS: Final = KAFKA / "jars.sha256"
 SUMS: Final = "SHA256SUMS"
 FETCH_LIMIT_S: Final = 1200
@@ -64,8 +65,13 @@ def ensure(*, install: bool = False) -> Programs:
     return Programs(jars=kafka, etcd=etcd / "etcd", etcdctl=etcd / "etcdctl")
 
 
+def faketime() -> Path:
+    """The verified library that fakes the wall clock of a process which loads it first. Raises StackError."""
+    return _ensure(faketime_recipe()) / "libfaketime.so.1"
+
+
 def ready() -> bool:
-    """Whether the cache holds all programs, verified; builds and fetches nothing."""
+    """Whether the cache holds all programs of the stack, verified; builds and fetches nothing."""
     recipes = (kafka_recipe(install=False), etcd_recipe(install=False))
     return all(_verified(cache() / recipe.folder, recipe) for recipe in recipes)
 
@@ -90,12 +96,21 @@ def kafka_recipe(*, install: bool) -> Recipe:
 
 def etcd_recipe(*, install: bool) -> Recipe:
     key = _digest_of(*(ETCD / name for name in ("main.go", "etcdctl/main.go", "go.mod", "go.sum")))
-    host = f"{platform.system()}-{platform.machine()}".lower()
     return Recipe(
-        folder=f"etcd-{versions.pinned()['ETCD_VERSION']}-{host}-{key}",
+        folder=f"etcd-{versions.pinned()['ETCD_VERSION']}-{_host()}-{key}",
         make=lambda target: build_etcd(target, install=install),
         locked=None,
     )
+
+
+def faketime_recipe() -> Recipe:
+    return Recipe(
+        folder=f"libfaketime-{_host()}-{_digest_of(FAKETIME)}", make=build_faketime, locked=None
+    )
+
+
+def _host() -> str:
+    return f"{platform.system()}-{platform.machine()}".lower()
 
 
 def fetch_jars(target: Path, *, install: bool) -> None:
@@ -134,6 +149,23 @@ def build_etcd(target: Path, *, install: bool) -> None:
         hint="Go must reach a module proxy (GOPROXY), or copy a filled cache: "
         "docs/how-to/local-stack.md",
     )
+
+
+def build_faketime(target: Path) -> None:
+    """Sleeps and file times are left alone, as its package does it; safe for threads, as it does not."""
+    print("building libfaketime ...", flush=True)
+    uv = Path(sys.executable).with_name("uv")
+    with tempfile.TemporaryDirectory() as scratch:
+        exactly = ["--no-cache", "--no-deps", "--require-hashes", "--no-binary", "libfaketime"]
+        into = ["--python", sys.executable, "--target", scratch, "-r", str(FAKETIME)]
+        _run(
+            [str(uv), "pip", "install", *exactly, *into],
+            cwd=FAKETIME.parent,
+            environment={"CFLAGS": "-DPTHREAD_SINGLETHREADED_TIME"},
+            hint="it needs a C compiler and make (apt-get install gcc libc6-dev make), and a package index",
+        )
+        (library,) = Path(scratch).rglob("libfaketime.so.1")
+        shutil.copy(library, target)
 
 
 def _ensure(recipe: Recipe) -> Path:

@@ -1,24 +1,43 @@
-"""Hosts in network namespaces for whoever asks: only root has them. With CI=true none is a failure, at a desk a skip."""
+"""Hosts in network namespaces, which only root has, and a clock that can be stepped, which has to be built.
+
+With CI=true none is a failure, at a desk a skip.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from chaos.net import Network, missing
+from compose.local import build
+from compose.local.errors import StackError
 from tests.conftest import IN_CI
 
 
 @pytest.fixture
 def namespaces() -> None:
     """They can be had here."""
-    why = missing(user=os.geteuid())
-    if why and IN_CI:
+    if why := missing(user=os.geteuid()):
+        _do_without(why)
+
+
+@pytest.fixture
+def faketime() -> Path:
+    """The library that fakes a process's wall clock, built once."""
+    try:
+        return build.faketime()
+    except StackError as error:
+        _do_without(str(error))
+
+
+def _do_without(why: str) -> NoReturn:
+    if IN_CI:
         pytest.fail(f"CI=true allows no skip: {why}")
-    if why:
-        pytest.skip(why)
+    pytest.skip(why)
 
 
 @pytest.fixture

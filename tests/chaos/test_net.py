@@ -195,18 +195,21 @@ def test_a_disk_is_full_to_the_last_byte_and_empty_again(namespaces: None, tmp_p
     assert not os.path.ismount(tmp_path / "disk")
 
 
-def test_a_wall_clock_steps_and_clocks_that_only_grow_do_not(tmp_path: Path) -> None:
+def test_a_wall_clock_steps_and_clocks_that_only_grow_do_not(
+    tmp_path: Path, faketime: Path
+) -> None:
     (tmp_path / "looks.py").write_text(
         "import sys, time\n"
         "from services.runtime.adapters.clock import SystemClock\n"
         "clock = SystemClock()\n"
         "for _ in sys.stdin:\n"
+        "    time.sleep(0.001)\n"
         "    print(clock.wall_ms(), clock.monotonic_ms(), time.time() * 1000, flush=True)\n"
     )
-    clock = SteppedClock(tmp_path / "offset")
+    clock = SteppedClock(tmp_path / "offset", faketime)
     with subprocess.Popen(
-        [sys.executable, "-m", *clock.prefix, "looks"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        [sys.executable, "-m", "looks"],
+        env={**os.environ, **clock.environment, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
