@@ -1,8 +1,8 @@
 """Lemons: nodes that break attempt after attempt, each time alone, and look well in between.
 
 A strike is an attempt that the hardware of one node ended; one that several nodes broke is an event of their domain.
-When many nodes have strikes it is a storm, and nobody is to blame. A node that an operator brings back begins anew; so
-does everybody when we start, for an operator may have looked at them meanwhile. Never judges by what a program said.
+When many nodes have strikes of one day it is a storm, and nobody is to blame for it, then or later. A node that an operator
+brings back begins anew; so does everybody when we start, for an operator may have looked at them meanwhile. Never judges by what a program said.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from services.health.messages import AttemptBroken, NodeKnown, NodeUnfit, Verdic
 from services.health.rules import Rules
 
 _NEVER: Final = -(1 << 62)
+_HOUR_MS: Final = 3_600_000
 
 
 class Lemons:
@@ -24,6 +25,8 @@ class Lemons:
         self._nodes: dict[str, NodeKnown] = {}
         self._strikes: dict[str, deque[int]] = {}
         self._said_ms: dict[str, int] = {}
+        # Who was struck within the window of storms, and when last.
+        self._lately: dict[str, int] = {}
 
     def known(self, node: NodeKnown) -> None:
         """The node as recorded; one that is brought back into service has no past."""
@@ -41,8 +44,12 @@ class Lemons:
         """An attempt was broken."""
         if len(broken.nodes) != 1 or broken.nodes[0] not in self._nodes:
             return
-        most = max(self._rules.lemon_strikes, 1)
-        self._strikes.setdefault(broken.nodes[0], deque(maxlen=most)).append(now_ms)
+        node, most = broken.nodes[0], max(self._rules.lemon_strikes, 1)
+        self._strikes.setdefault(node, deque(maxlen=most)).append(now_ms)
+        self._lately[node] = now_ms
+        self._forget_old(now_ms)
+        if self._is_storm():
+            self._blame_nobody(now_ms)
 
     def tick(self, now_ms: int) -> list[Verdict]:
         """Who is unfit, said again now and then until it is out of service."""
@@ -61,7 +68,7 @@ class Lemons:
         return 0 < self._rules.lemon_strikes <= len(self._strikes[name])
 
     def _is_storm(self) -> bool:
-        struck, rules = len(self._strikes), self._rules
+        struck, rules = len(self._lately), self._rules
         share = struck * 100 > rules.lemon_storm_percent * len(self._nodes)
         return struck >= rules.lemon_storm_least and share
 
@@ -70,21 +77,34 @@ class Lemons:
 
     def _say(self, name: str, now_ms: int) -> Verdict:
         self._said_ms[name] = now_ms
-        strikes, hours = len(self._strikes[name]), self._rules.lemon_window_ms // 3_600_000
+        strikes, hours = len(self._strikes[name]), self._rules.lemon_window_ms // _HOUR_MS
+        within = f"{hours // 24} days" if hours >= 48 else f"{hours} h"
         return NodeUnfit(
             name,
             self._nodes[name].incarnation,
-            f"it alone broke {strikes} attempts within {hours} h: test it, then `tidemill uncordon {name}`",
+            f"it alone broke {strikes} attempts within {within}: test it, then `tidemill uncordon {name}`",
         )
 
+    def _blame_nobody(self, now_ms: int) -> None:
+        """The strikes of a storm are no one's; older ones stay."""
+        since_ms = now_ms - self._rules.lemon_storm_window_ms
+        for name, strikes in list(self._strikes.items()):
+            while strikes and strikes[-1] > since_ms:
+                strikes.pop()
+            if not strikes:
+                del self._strikes[name]
+
     def _forget_old(self, now_ms: int) -> None:
+        storm_ms = now_ms - self._rules.lemon_storm_window_ms
+        self._lately = {name: at for name, at in self._lately.items() if at > storm_ms}
         since_ms = now_ms - self._rules.lemon_window_ms
         for name, strikes in list(self._strikes.items()):
             while strikes and strikes[0] <= since_ms:
                 strikes.popleft()
             if not strikes:
-                self._clear(name)
+                del self._strikes[name]
 
     def _clear(self, name: str) -> None:
         self._strikes.pop(name, None)
+        self._lately.pop(name, None)
         self._said_ms.pop(name, None)

@@ -27,11 +27,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     incident_patience_ms: int = 120_000
     # A lemon: so many attempts broken by it alone within the window; 0: nobody is one.
     lemon_strikes: int = 3
-    lemon_window_ms: int = 86_400_000
+    lemon_window_ms: int = 28 * 86_400_000
     # Quarantined at a time: this share of the nodes, at least one; none of so few nodes that each is needed.
     lemon_percent: int = 2
     lemon_nodes_least: int = 4
-    # More of the nodes with a strike, and at least so many: a storm, not lemons.
+    # More of the nodes with a strike within this time, and at least so many: a storm, not lemons.
+    lemon_storm_window_ms: int = 86_400_000
     lemon_storm_percent: int = 10
     lemon_storm_least: int = 4
     # More of the nodes tell of congestion, and at least so many: the fabric's fault, and no port's.

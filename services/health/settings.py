@@ -93,7 +93,7 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="A node that alone broke so many attempts within a day is cordoned; 0: never",
+            description="A node that alone broke so many attempts within 28 days is cordoned; 0: never",
         ),
     ] = _R.lemon_strikes
     lemon_percent: Annotated[

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from services.health.messages import AttemptBroken, NodeForgotten, NodeUnfit
+from services.health.lemons import Lemons
+from services.health.messages import AttemptBroken, NodeForgotten, NodeKnown, NodeUnfit
 from services.health.rules import Rules
 from services.health.view import View
 from statemachines import facts
+from statemachines.node import NodeState
 from statemachines.values import Cause, Evidence, JobId, JobNext, Outcome
 from tests.planning.build import Cell
 from tests.services.health.bed import Bed
 
-HOUR_MS = 3_600_000
+DAY_MS = 86_400_000
 
 
 def strike(bed: Bed, *nodes: str, times: int = 1) -> None:
@@ -34,7 +36,7 @@ def test_the_third_attempt_that_a_node_breaks_alone_takes_it_out() -> None:
     assert unfit(bed) == ["n2"]
     (verdict,) = bed.of(NodeUnfit)
     assert verdict.message == (
-        "it alone broke 3 attempts within 24 h: test it, then `tidemill uncordon n2`"
+        "it alone broke 3 attempts within 28 days: test it, then `tidemill uncordon n2`"
     )
 
 
@@ -65,7 +67,37 @@ def test_a_few_strikes_among_many_nodes_are_no_storm() -> None:
     assert unfit(bed) == ["n4"]
 
 
-def test_strikes_of_a_day_ago_are_forgotten() -> None:
+def weeks_of(strikes: dict[int, list[str]]) -> list[str]:
+    """Who is unfit in a cell of eight nodes, after each day with its strikes."""
+    lemons, found = Lemons(Rules()), []
+    for i in range(8):
+        lemons.known(NodeKnown(f"n{i}", 1, NodeState.READY))
+    for day, nodes in strikes.items():
+        for node in nodes:
+            lemons.struck(AttemptBroken("job", 1, (node,)), day * DAY_MS)
+        found += [said.node for said in lemons.tick(day * DAY_MS) if isinstance(said, NodeUnfit)]
+    return found
+
+
+@pytest.mark.parametrize(("last", "found"), [(27, ["n2"]), (28, [])])
+def test_strikes_of_four_weeks_add_up_to_a_lemon(last: int, found: list[str]) -> None:
+    assert weeks_of({0: ["n2"], 9: ["n2"], last: ["n2"]}) == found
+
+
+def test_nodes_that_were_struck_on_different_days_are_no_storm() -> None:
+    assert weeks_of({0: ["n1"], 2: ["n2"], 4: ["n3"], 6: ["n4"] * 3}) == ["n4"]
+
+
+def test_what_a_storm_broke_counts_against_nobody_when_it_is_over() -> None:
+    storm = ["n1", "n2", "n3", "n4", "n1", "n1"]
+    assert weeks_of({0: ["n4"], 2: storm, 4: ["n1", "n1"], 6: ["n4"]}) == []
+
+
+def test_a_storm_leaves_what_was_known_before_it() -> None:
+    assert weeks_of({0: ["n4", "n4"], 2: ["n1", "n2", "n3", "n5"], 4: ["n4"]}) == ["n4"]
+
+
+def test_strikes_of_long_ago_are_forgotten() -> None:
     bed = Bed(6, Rules(lemon_window_ms=60_000))
     strike(bed, "n2", times=2)
     bed.run(60_000)
