@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from chaos.live_hosts import Hosts, kill
 from chaos.live_scene import Scene
-from chaos.net import CONTROL, Network
+from chaos.net import CONTROL, MTU, SMALL_MTU, Network
 from compose.local.stack import Stack
 from services.demo.distributed import etcd_leader
 from services.runtime.trial import TrialCell
@@ -144,6 +144,14 @@ def _link_down(stage: Stage, fault: Fault) -> None:
         stage.later(fault.lasts_ms, partial(network.link, number, nics, up=True))
 
 
+def _small_mtu(stage: Stage, fault: Fault) -> None:
+    """What gangs send is larger: the interface drops it, and its own counters tell."""
+    network, nics = stage.network, stage.network.chosen(fault.what)
+    for number in stage.hosts.chosen(fault.target, fault.count):
+        network.mtu(number, nics, SMALL_MTU)
+        stage.later(fault.lasts_ms, partial(network.mtu, number, nics, MTU))
+
+
 def _link_drops(stage: Stage, fault: Fault) -> None:
     """`what`: interface and direction, such as "ib0 up": what it sends is lost, though its link is up."""
     what, _, way = fault.what.partition(" ")
@@ -235,6 +243,7 @@ _ON_CLOCKS: Final[Mapping[str, Act]] = {"clock step": _clock_step}
 _ON_NETWORK: Final[Mapping[str, Act]] = {
     "link down": _link_down,
     "link drops": _link_drops,
+    "small mtu": _small_mtu,
     "partition": _partition,
     "disk full": _disk_full,
 }

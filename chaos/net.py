@@ -24,6 +24,9 @@ CONTROL: Final = "ctl0"
 HUB_ADDRESS: Final = "10.77.0.1"
 HOSTS_MAX: Final = 200
 RAILS_MAX: Final = 64
+# The largest packet, and what is left of it on an interface that was set up wrong.
+MTU: Final = 1500
+SMALL_MTU: Final = 576
 # Command: the Debian package that has it.
 _TOOLS: Final = {"ip": "iproute2", "nft": "nftables", "mount": "mount"}
 _OF_A_RUN: Final = re.compile(r"tidemill-([1-9][0-9]*)-(?:hub|n[0-9]{4})")
@@ -139,6 +142,10 @@ class Network:
         state = "up" if up else "down"
         ports = [f"link set {_port(number, nic)} {state}" for nic in nics]
         self._batch(self.hub, ports)
+
+    def mtu(self, number: int, nics: Iterable[str], size: int) -> None:
+        """The largest packet that these interfaces of a host take; the kernel drops a larger one there, and counts it."""
+        self._batch(self.host(number), [f"link set {nic} mtu {size}" for nic in nics])
 
     def drop(self, number: int, nics: Iterable[str], way: str) -> None:
         """Lose what the host sends (`up`), what it is sent (`down`), or `both`; its links stay up."""

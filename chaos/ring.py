@@ -21,8 +21,8 @@ _AGAIN_S: Final = 0.05
 # Rank 0 answers those whose last answer was lost, until nobody asks for this long.
 _LINGER_S: Final = 0.5
 _LINGER_MAX_S: Final = 5.0
-# Attempt, step, rank, value.
-_MESSAGE: Final = struct.Struct("!8sqIq")
+# Attempt, step, rank, value; as large as what gangs really send, so that a port which takes no large frame drops it.
+_MESSAGE: Final = struct.Struct("!8sqIq996x")
 # Addresses of one host on neighbouring rails.
 _RAIL: Final = 256
 

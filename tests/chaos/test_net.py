@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.net import CONTROL, HUB_ADDRESS, Network, NetworkError, missing, sweep
+from chaos.net import CONTROL, HUB_ADDRESS, MTU, SMALL_MTU, Network, NetworkError, missing, sweep
 from chaos.net_clock import SteppedClock
 from chaos.net_disk import Disk
 from chaos.net_door import Door
@@ -107,6 +107,42 @@ def test_a_way_that_is_lost_is_lost_on_that_interface_only(network: Make) -> Non
         for server in servers:
             server.kill()
             server.communicate()
+
+
+def drops(network: Network, number: int) -> dict[str, int]:
+    """As the agent's own monitor counts them there."""
+    look = (
+        "from services.agent.counters import Counters, Line, Table; import json, sys\n"
+        "from services.agent.inventory import nics\n"
+        "table = Table((Line('rx_dropped', over_s=10, most=0),))\n"
+        "seen = Counters(table, nics(sys.argv[1:])).read()\n"
+        "print(json.dumps([(r.nic, r.counts['rx_dropped']) for r in seen]))"
+    )
+    said = run_on(network, number, sys.executable, "-c", look, *network.nics)
+    return dict(json.loads(said.stdout))
+
+
+def test_what_is_too_large_for_an_interface_is_dropped_there_and_seen_by_the_agents_monitor(
+    network: Make,
+) -> None:
+    net = network(hosts=2, rails=2)
+    until(lambda: all(states(net, 0).values()) and all(states(net, 1).values()))
+    send = (
+        "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "for _ in range(50): s.sendto(bytes(1024), (sys.argv[1], 9))"
+    )
+
+    def hear(rail: int) -> None:
+        assert run_on(net, 1, sys.executable, "-c", send, net.address(0, rail)).returncode == 0
+
+    net.mtu(0, ["ib1"], SMALL_MTU)
+    hear(0)
+    hear(1)
+    until(lambda: drops(net, 0) == {"ib0": 0, "ib1": 50})
+    net.mtu(0, ["ib1"], MTU)
+    hear(1)
+    assert drops(net, 0) == {"ib0": 0, "ib1": 50}
+    assert drops(net, 1) == {"ib0": 0, "ib1": 0}
 
 
 def test_a_host_reaches_this_process_only_through_the_door(network: Make) -> None:
