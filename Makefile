@@ -66,7 +66,8 @@ chaos: $(READY) ## A hostile world: SEEDS=10000 histories, every scenario, every
 		echo "== $$name" >&2; $(BIN)/python -m chaos sim $$name --seeds 20 --json out/chaos/$$name.json; done
 	@$(BIN)/python -m chaos bugs --json out/chaos/bugs.json
 	@for name in $$($(BIN)/python -m chaos list | awk '/\[(only )?live\]$$/ { print $$1 }'); do \
-		echo "== $$name, live" >&2; $(BIN)/python -m chaos live $$name --json out/chaos/live-$$name.json --report out/chaos/live-$$name.html; done
+		echo "== $$name, live" >&2; $(BIN)/python -m chaos live $$name --json out/chaos/live-$$name.json --report out/chaos/live-$$name.html || { \
+		test $$? = 2; test "$${CI:-}" != true; echo "== $$name, live: SKIPPED, this machine cannot play it" >&2; }; done
 	@TIDEMILL_LONG=1 $(BIN)/pytest -q -s tests/live_kafka
 
 .PHONY: coverage
