@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.health.messages import DeviceJudged, MassSilence, NicJudged, NodeGone, SignalKind
 from services.health.table import TableError, parse
@@ -237,6 +239,34 @@ def test_a_node_that_is_removed_is_forgotten_with_its_counters() -> None:
     bed.run(MINUTE_MS)
     assert {verdict.node for verdict in bed.of(NicJudged)} == {"n1", "n2"}
     assert bed.of(MassSilence) == []
+
+
+CODES = ("symbol_error", "rate_low", "port_inactive", "link_error_recovery", "port_xmit_discards", "rx_dropped")  # fmt: skip
+TELLS = st.tuples(
+    st.integers(0, 5), st.sampled_from(["ib0", "ib1"]), st.sampled_from(CODES), st.integers(0, 90)
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(TELLS, max_size=12), st.booleans())
+def test_whatever_is_told_all_is_healthy_once_it_is_quiet_and_congestion_blames_no_port(
+    tells: list[tuple[int, str, str, int]],
+    restarts: bool,
+) -> None:
+    bed = Bed(6)
+    bed.run(2_000)
+    for number, nic, code, after_s in tells:
+        grow(bed, f"n{number}", code, nic)
+        bed.run(after_s * 1_000)
+    if restarts:
+        bed.recover()
+    bed.run(QUIET_MS + SHORT_MS)
+    assert {state for node in bed.nodes.values() for state in node.nics.values()} == {
+        NicState.HEALTHY
+    }
+    blamed = {(each.node, each.nic) for each in bed.of(NicJudged)}
+    assert blamed <= {(f"n{n}", nic) for n, nic, code, _ in tells if code != "port_xmit_discards"}
+    assert bed.incident == "" and bed.of(NodeGone) == []
 
 
 # --- the table
