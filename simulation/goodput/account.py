@@ -28,6 +28,12 @@ class Account:
         self.speed = 1.0
         self.useful_ms = 0
         self.lost_ms: Counter[str] = Counter()
+        # What was lost by falling back, and when; of the time at work, how much there was to lose (ms x ms).
+        self.fallen: list[tuple[int, int]] = []
+        self._at_risk = 0.0
+        self._at_work_ms = 0
+        self._saved_ms = 0
+        self._ran = False
         self._since_ms = 0
         self._sake = ""
 
@@ -35,6 +41,10 @@ class Account:
         """Book the time since the last call under the present phase."""
         spent_ms, self._since_ms = now_ms - self._since_ms, now_ms
         assert spent_ms >= 0, "time goes forward"
+        if self.phase in (Phase.RUN, Phase.CHECKPOINT):
+            grows = spent_ms * self.speed if self.phase is Phase.RUN else 0.0
+            self._at_risk += spent_ms * (self.useful_ms - self._saved_ms + grows / 2)
+            self._at_work_ms += spent_ms
         if self.phase is Phase.RUN:
             useful_ms = round(spent_ms * self.speed)
             self.useful_ms += useful_ms
@@ -49,7 +59,11 @@ class Account:
         self.spend(now_ms)
         self.phase = phase
         if phase is Phase.RUN:
-            self._sake = ""
+            self._sake, self._ran = "", True
+
+    def saved(self, step_ms: int) -> None:
+        """Progress until here is safe."""
+        self._saved_ms = step_ms
 
     def interrupt_for(self, sake: str) -> None:
         """Until it runs again, what it loses is lost for the sake of this."""
@@ -59,7 +73,15 @@ class Account:
         """It goes on from here: later progress was for nothing."""
         assert to_ms <= self.useful_ms, "nobody goes on from where it has not been"
         self.lost_ms[self._sake or "rollback"] += self.useful_ms - to_ms
-        self.useful_ms = to_ms
+        if self._ran:
+            self.fallen.append((self._since_ms, self.useful_ms - to_ms))
+        self._ran = False
+        self.useful_ms = self._saved_ms = to_ms
+
+    @property
+    def at_risk_ms(self) -> float:
+        """What there was to lose, averaged over the time at work: what a fall costs on average."""
+        return self._at_risk / self._at_work_ms if self._at_work_ms else 0.0
 
     @property
     def productive_ms(self) -> int:
@@ -89,11 +111,15 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a history. Hours are GPU-hours of all jobs; `spells` are the big job's ETTR, a quarter of a day each."""
+    """What came of a history. Hours are GPU-hours of all jobs; `spells` are the big job's ETTR, a quarter of a day each.
+
+    `luck` is the share of each spell that falling back cost beyond its mean: how long before each fault it happened to save.
+    """
 
     arm: str
     jobs: tuple[JobResult, ...]
     spells: tuple[float, ...]
+    luck: tuple[float, ...]
     lost_gpu_hours: dict[str, float]
     restarts: int
     evictions: dict[str, int]

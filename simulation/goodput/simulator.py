@@ -32,6 +32,7 @@ from tidemill.v1 import requests_pb2
 
 SPELL_MS: Final = DAY_MS // 4
 _HOUR_MS: Final = 3_600_000
+_DRAIN_MS: Final = 600_000  # Before planned work, where a save is asked for [A].
 _EXIT_CODES: Final = {Channel.SLOW: 17, Channel.CORRUPT: 16}
 
 
@@ -120,6 +121,9 @@ class Simulation:
         if machine.out or machine.dead or (event.lemon and not machine.lemon):
             return
         self._met[event.kind.value] += 1
+        concerned = self._job_on(machine)
+        if concerned is not None:
+            concerned.meet(event.number)
         match event.kind:
             case Kind.FAULT:
                 self._break(machine, event)
@@ -231,6 +235,7 @@ class Simulation:
         self._met[event.kind.value] += 1
         self._calm_ms = max(self._calm_ms, self.now_ms + event.length_ms)
         for job in self.jobs.values():
+            job.meet(event.number)
             attempt = job.attempt()
             if attempt is None or not job.working:
                 continue
@@ -252,9 +257,10 @@ class Simulation:
         self.turn()
 
     def _plan_work(self, machine: Machine, event: Event) -> None:
-        wait_ms = 0 if self._arm.asks_for_saves else event.notice_ms
-        within_ms = event.notice_ms if self._arm.asks_for_saves else 0
-        self.after(wait_ms, lambda: self.workshop.drain(machine, within_ms))
+        """Nothing new goes there from now on; who is still there at the end has to leave, after a save if one is asked for."""
+        self.workshop.announce(machine)
+        within_ms = min(_DRAIN_MS, event.notice_ms) if self._arm.asks_for_saves else 0
+        self.after(event.notice_ms - within_ms, lambda: self.workshop.drain(machine, within_ms))
         self.after(event.notice_ms + event.length_ms, lambda: self.workshop.work_done(machine))
 
     def _slow_down(self, machine: Machine, event: Event) -> None:
@@ -365,6 +371,7 @@ class Simulation:
             spells=tuple(
                 [(later - before) / SPELL_MS for before, later in pairwise([0, *self._spells])]
             ),
+            luck=self._luck(),
             lost_gpu_hours={cause: round(hours, 1) for cause, hours in sorted(lost.items())},
             restarts=sum(each.attempts - 1 for each in jobs),
             evictions={cause.value: count for cause, count in sorted(self.leader.ends.items())},
@@ -376,6 +383,13 @@ class Simulation:
             replaced=self.workshop.replaced,
             faults=dict(sorted(self._met.items())),
         )
+
+    def _luck(self) -> tuple[float, ...]:
+        account, spells = self._big.account, [0.0] * len(self._spells)
+        for at_ms, lost_ms in account.fallen:
+            if at_ms // SPELL_MS < len(spells):
+                spells[at_ms // SPELL_MS] += (lost_ms - account.at_risk_ms) / SPELL_MS
+        return tuple(spells)
 
     def _job_result(self, name: JobId, job: Training) -> JobResult:
         job.account.spend(self.now_ms)

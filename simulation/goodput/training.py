@@ -58,6 +58,7 @@ class Training:
         self._arm, self._seed = arm, seed
         self._attempt = 0
         self._stopping = 0
+        self._met, self._restarts = -1, 0
 
     @property
     def phase(self) -> Phase:
@@ -74,6 +75,11 @@ class Training:
         return self._leader.live(self.id)
 
     # --- what happens to it
+
+    def meet(self, event: int) -> None:
+        """This event concerns it: the restart that comes of it takes the same time in every arm."""
+        if event != self._met:
+            self._met, self._restarts = event, 0
 
     def stall(self) -> None:
         """No more progress from now on, and nobody knows."""
@@ -155,11 +161,14 @@ class Training:
         self.serial += 1
         serial = self.serial
         self._stage.after(round(self._world.start_s * 1000), lambda: self._started(serial))
-        wait_ms = max(self._restart_ms(attempt.number), self._stage.not_before_ms() - self._stage.now_ms)  # fmt: skip
+        wait_ms = max(self._restart_ms(), self._stage.not_before_ms() - self._stage.now_ms)  # fmt: skip
         self._stage.after(wait_ms, lambda: self._ready(serial))
 
-    def _restart_ms(self, number: int) -> int:
-        world, chance = self._world, Random(f"{self._seed}/{self.id}/{number}/restart")
+    def _restart_ms(self) -> int:
+        """Drawn for the event that it comes of, so that arms differ by what they do and not by luck."""
+        self._restarts += 1
+        key = f"{self._seed}/{self.id}/{self._met}/{self._restarts}/restart"
+        world, chance = self._world, Random(key)
         by_hand = chance.random() < world.human
         median_s = world.human_median_s if by_hand else world.restart.median_s
         sigma = world.human_sigma if by_hand else world.restart.sigma
@@ -222,6 +231,8 @@ class Training:
             tier=common_pb2.TIER_REMOTE, reach=common_pb2.REACH_EVERYWHERE, save_ms=round(self._world.save_s * 1000),
         )  # fmt: skip
         self._leader.report(self._stage.now_ms, "saved", saved)
+        self.account.spend(self._stage.now_ms)
+        self.account.saved(step)
         attempt = self.attempt()
         if attempt is None or attempt.state is AttemptState.STOPPING:
             self._stage.turn()

@@ -122,6 +122,12 @@ class Workshop:
         self.give_up(machine)
         self._stage.after(_REJOIN_MS, lambda: self._alarm_over(machine))
 
+    def announce(self, machine: Machine) -> None:
+        """Work on it is planned: it takes nothing new."""
+        if not machine.out:
+            said = requests_pb2.CordonNode(node=node_id(machine.number), message="planned work")
+            self._request(lambda draft: node_requests.cordon(draft, said))
+
     def drain(self, machine: Machine, within_ms: int) -> None:
         """For planned work."""
         if not machine.out:

@@ -76,6 +76,20 @@ def test_the_rows_are_the_419_interruptions_of_the_table() -> None:
     assert pytest.approx(3.789, abs=0.001) == PER_1000_NODE_DAYS
 
 
+def test_when_a_job_happened_to_save_is_chance_and_taking_it_out_moves_no_mean() -> None:
+    world = replace(planning_world(256, 250, 60), scale=6.0)
+    arm = arms.tidemill(world, Rules())
+    found = Simulation(world, arm, 1).run()
+    drawn, expected = estimate.drawn_loss(world, arm, 1), estimate.expected_loss(world, arm, 1)
+    without = [spell + luck for spell, luck in zip(found.spells, found.luck, strict=True)]
+    before = estimate.controlled(found.spells, drawn, expected)
+    after = estimate.controlled(without, drawn, expected)
+    assert before is not None
+    assert after is not None
+    assert after.mean == pytest.approx(before.mean, abs=0.001)
+    assert after.high - after.low < 0.9 * (before.high - before.low)
+
+
 def test_lemons_carry_their_share_and_no_rate_is_added() -> None:
     world = planning_world(2048, 2000, 300)
     drawn, bad = events(world, 3), lemons(world, 3)
