@@ -32,6 +32,7 @@ from services.health.parts import Parts
 from services.health.progress import Progress
 from services.health.rules import Rules
 from services.health.silence import Silence
+from services.health.stragglers import Stragglers
 from services.health.table import Table
 
 
@@ -43,6 +44,7 @@ class Detector:
         self.progress = Progress(rules)
         self.parts = Parts(rules, table, self.progress)
         self.lemons = Lemons(rules)
+        self.stragglers = Stragglers(rules)
         self._rules = rules
         self._unseen_ms = 0
         self._looked_ms = now_ms
@@ -78,20 +80,25 @@ class Detector:
                 self._hear(partition, at_ms)
             case Progressed():
                 self.progress.progressed(said, at_ms)
+                self.stragglers.progressed(said)
             case Signalled():
                 self.parts.signalled(said, at_ms)
             case NodeKnown():
                 self.silence.known(said, at_ms)
                 self.parts.known(said, at_ms)
                 self.lemons.known(said)
+                self.stragglers.known(said)
             case NodeForgotten(node=node):
                 self.silence.forgotten(node)
                 self.parts.forgotten(node)
                 self.lemons.forgotten(node)
+                self.stragglers.forgotten(node)
             case AttemptKnown():
                 self.progress.known(said, at_ms)
+                self.stragglers.attempt_known(said, at_ms)
             case AttemptGone(job=job):
                 self.progress.gone(job)
+                self.stragglers.gone(job)
             case AttemptBroken():
                 # What breaks during an incident breaks because of it.
                 if not self.silence.incident:
@@ -114,11 +121,13 @@ class Detector:
         if self._held_back:
             self._held_back = False
             self.progress.restart(at_ms)
+            self.stragglers.restart(at_ms)
         return [
             *verdicts,
             *self.parts.tick(at_ms),
             *self.progress.tick(at_ms),
             *self.lemons.tick(at_ms),
+            *self.stragglers.tick(at_ms),
         ]
 
     def _look(self, now_ms: int) -> int:
@@ -138,3 +147,4 @@ class Detector:
             self.restarts += 1
             self.silence.restart(at_ms)
             self.progress.restart(at_ms)
+            self.stragglers.restart(at_ms)

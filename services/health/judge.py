@@ -14,7 +14,7 @@ import msgspec
 
 from services.health import wire
 from services.health.detector import Detector
-from services.health.messages import PathHeard, Signalled, Verdict
+from services.health.messages import NodeSlow, PathHeard, Signalled, Verdict
 from services.health.proofs import Proofs
 from services.health.rules import Rules
 from services.health.table import Table
@@ -139,13 +139,17 @@ class Judge:
         return verdicts
 
     def publish(self, verdicts: Sequence[Verdict]) -> None:
-        """Store them. Raises PortError."""
+        """Store them, but for what is only told to people. Raises PortError."""
         if not verdicts:
             return
         at_ms, judge = self._clock.wall_ms(), self._rules.judge
-        self._publisher.publish(
-            [wire.write(verdict, at_ms=at_ms, judge=judge) for verdict in verdicts]
-        )
+        records = [
+            wire.write(verdict, at_ms=at_ms, judge=judge)
+            for verdict in verdicts
+            if not isinstance(verdict, NodeSlow)
+        ]
+        if records:
+            self._publisher.publish(records)
         self._watch.judged(verdicts)
 
     def _is_proven(self, record: InputRecord) -> bool:

@@ -36,13 +36,17 @@ class Beat(Message):
 
 
 class Progressed(Message):
-    """How far one rank is; `phase` is "train", "save", "eval" ..."""
+    """How far one rank is; `phase` is "train", "save", "eval" ...
+
+    `busy_us`: of a step, in the mean, the time in which it did not wait for other ranks; 0: not measured.
+    """
 
     job: str
     attempt: int
     rank: int
     step: int
     phase: str = ""
+    busy_us: int = 0
 
 
 @unique
@@ -182,10 +186,22 @@ class SilenceOver(Message):
 
 
 class NodeUnfit(Message):
-    """A lemon: it brought down attempt after attempt, alone."""
+    """A lemon: it brought down attempt after attempt, alone. With `drain_ms`, a straggler: what runs there has to leave."""
 
     node: str
     incarnation: int
+    message: str
+    drain_ms: int = 0
+
+
+class NodeSlow(Message):
+    """A straggler that is only told of: for people, and never published."""
+
+    node: str
+    incarnation: int
+    job: str
+    attempt: int
+    member: int
     message: str
 
 
@@ -224,7 +240,8 @@ class NicJudged(Message):
     reason: Reason
 
 
-Verdict: TypeAlias = (
+# What the leader is told, and what only people are.
+Published: TypeAlias = (
     NodeSuspect
     | NodeGone
     | NodeBack
@@ -235,3 +252,4 @@ Verdict: TypeAlias = (
     | DeviceJudged
     | NicJudged
 )
+Verdict: TypeAlias = Published | NodeSlow

@@ -10,12 +10,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.health.judge import Judge
-from services.health.messages import JobHung, MassSilence, NodeGone, NodeUnfit, Verdict
+from services.health.messages import JobHung, MassSilence, NodeGone, NodeSlow, NodeUnfit, Verdict
 from services.runtime.ports import InputGapError, PortError
 from services.runtime.telemetry import Telemetry
 
 # What a person should see.
-_LOUD: Final = (NodeGone, MassSilence, NodeUnfit, JobHung)
+_LOUD: Final = (NodeGone, MassSilence, NodeUnfit, NodeSlow, JobHung)
 # (name, what it is, value) of each.
 Gauges = Callable[[], Iterable[tuple[str, str, float]]]
 
@@ -32,7 +32,7 @@ class Observer:
         self._observed = counter("telemetry", "Beats, signals and steps observed", "topic")
         self._unreadable = counter("telemetry_unreadable", "Records that were dropped", "topic")
         self._skipped = counter("telemetry_skipped", "Records gone before they were read", "topic")
-        self._verdicts = counter("verdicts", "Verdicts published, repeats included", "verdict")
+        self._verdicts = counter("verdicts", "Verdicts, repeats included", "verdict")
         self._weather = counter("weather", "Failures that were tried again", "what")
 
         self._refused = counter(
@@ -110,6 +110,11 @@ class _Watched(Collector):
             ("health_nodes_watched", "Nodes that are not lost", detector.silence.watched),
             ("health_nodes_silent", "Of those, silent", detector.silence.silent),
             ("health_attempts_watched", "Attempts that run", detector.progress.watched),
+            (
+                "health_stragglers",
+                "Members that work for longer than others of their gangs",
+                detector.stragglers.found,
+            ),
             (
                 "health_incident",
                 "1 during mass silence or congestion",

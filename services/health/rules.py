@@ -35,6 +35,16 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     lemon_storm_window_ms: int = 86_400_000
     lemon_storm_percent: int = 10
     lemon_storm_least: int = 4
+    # A straggler: a member that works for so much longer than the median of its gang in so many rounds; 0: nobody is one.
+    straggler_percent: int = 10
+    straggler_round_ms: int = 10_000
+    straggler_rounds: int = 5
+    # More of the members at once, and more than one: the program, or what they share.
+    straggler_storm_percent: int = 10
+    # How long what runs on it may take to save and go; 0: it is only told of.
+    straggler_drain_ms: int = 0
+    # Told of so often.
+    straggler_tell_ms: int = 600_000
     # More of the nodes tell of congestion, and at least so many: the fabric's fault, and no port's.
     fabric_percent: int = 10
     fabric_least: int = 3

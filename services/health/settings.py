@@ -100,6 +100,20 @@ class HealthSettings(CellSettings, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=100, description="Most nodes cordoned for that at a time, but one at least"),
     ] = _R.lemon_percent
+    straggler_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="A member that works so much longer than its gang's median for 50 s is a straggler; 0: none is",
+        ),
+    ] = _R.straggler_percent
+    straggler_drain_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="A straggler's node is drained within this, after a save; 0: it is only told of",
+        ),
+    ] = _R.straggler_drain_ms
     port_down_ms: Annotated[
         int, Meta(ge=0, description="A port that is down for longer is faulty")
     ] = _R.port_down_ms

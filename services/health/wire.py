@@ -19,11 +19,11 @@ from services.health.messages import (
     NodeUnfit,
     PathHeard,
     Progressed,
+    Published,
     SignalKind,
     Signalled,
     SilenceOver,
     Telemetry,
-    Verdict,
 )
 from services.runtime import topics
 from services.runtime.codec import encode_value
@@ -72,7 +72,8 @@ def _beats(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry
 
 def _progress(record: InputRecord, _age_ms: Callable[[int], int]) -> list[Telemetry]:
     said = progress(record)
-    return [Progressed(said.job, said.attempt, said.rank, said.step, said.phase[:PHASE_CHARS])]
+    phase = said.phase[:PHASE_CHARS]
+    return [Progressed(said.job, said.attempt, said.rank, said.step, phase, said.busy_us)]
 
 
 def _signal(record: InputRecord, age_ms: Callable[[int], int]) -> list[Telemetry]:
@@ -101,14 +102,14 @@ _READERS: Final[dict[str, Callable[[InputRecord, Callable[[int], int]], list[Tel
 }
 
 
-def write(verdict: Verdict, *, at_ms: int, judge: str) -> Outgoing:
+def write(verdict: Published, *, at_ms: int, judge: str) -> Outgoing:
     """The record of a verdict, keyed by what it is about."""
     key, kind = _kind(verdict)
     message = verdicts_pb2.Verdict(at_ms=at_ms, judge=judge, **kind)
     return Outgoing(topics.VERDICTS.suffix, key.encode(), message.SerializeToString())
 
 
-def _kind(verdict: Verdict) -> tuple[str, dict[str, Any]]:
+def _kind(verdict: Published) -> tuple[str, dict[str, Any]]:
     """(key, the message's field)."""
     match verdict:
         case NodeSuspect(node=node):
@@ -133,7 +134,7 @@ def _kind(verdict: Verdict) -> tuple[str, dict[str, Any]]:
             assert_never(verdict)
 
 
-def _fields(verdict: Verdict) -> dict[str, Any]:
+def _fields(verdict: Published) -> dict[str, Any]:
     return {field: getattr(verdict, field) for field in verdict.__struct_fields__}
 
 

@@ -46,13 +46,18 @@ def drain(draft: Draft, said: requests_pb2.DrainNode) -> None:
         raise RefusedError("impossible", f"within_ms: 0 to {DURATION_MS_MAX} ms", field="within_ms")
     if node.service is ServiceState.DRAINED:
         return
-    deadline_ms = draft.now_ms + said.within_ms
-    draft.record(NodeDrainStarted(node.id, deadline_ms, said.message[:MESSAGE_CHARS]))
-    for attempt in attempts.live_on(draft.cluster, node.id):
-        if attempt.state is AttemptState.RUNNING and said.within_ms > 0:
+    begin_drain(draft, node.id, said.within_ms, said.message)
+
+
+def begin_drain(draft: Draft, node: NodeId, within_ms: int, message: str) -> None:
+    """What runs there is asked for a save where there is time for one, else stopped."""
+    deadline_ms = draft.now_ms + within_ms
+    draft.record(NodeDrainStarted(node, deadline_ms, message[:MESSAGE_CHARS]))
+    for attempt in attempts.live_on(draft.cluster, node):
+        if attempt.state is AttemptState.RUNNING and within_ms > 0:
             _ask(draft, attempt, deadline_ms)
         else:
-            move_away(draft, attempt, node.id)
+            move_away(draft, attempt, node)
 
 
 def _ask(draft: Draft, attempt: Attempt, deadline_ms: int) -> None:

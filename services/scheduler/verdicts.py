@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from services.scheduler import attempts, nodes
+from services.scheduler import attempts, node_requests, nodes
 from services.scheduler.draft import Draft, UnfitError
 from services.scheduler.exit_codes import Blame
-from services.scheduler.wire import need, need_name, parse, value
+from services.scheduler.wire import DURATION_MS_MAX, need, need_name, parse, value
 from statemachines.attempt import AttemptState
 from statemachines.cluster import Cluster
 from statemachines.device import DeviceState
@@ -116,7 +116,11 @@ def _unfit(draft: Draft, said: verdicts_pb2.NodeUnfit) -> None:
     if node.service is not ServiceState.IN_SERVICE:
         draft.ignore("repeated_verdict")
         return
-    draft.record(NodeCordoned(node.id, said.message[:MESSAGE_CHARS]))
+    need(0 <= said.drain_ms <= DURATION_MS_MAX, f"drain_ms: 0 to {DURATION_MS_MAX} ms")
+    if said.drain_ms:
+        node_requests.begin_drain(draft, node.id, said.drain_ms, said.message)
+    else:
+        draft.record(NodeCordoned(node.id, said.message[:MESSAGE_CHARS]))
 
 
 # --- jobs

@@ -33,6 +33,7 @@ def progress_record(
     step: int,
     step_us: int = 0,
     phase: str = "train",
+    busy_us: int = 0,
     metrics: Mapping[str, float] | None = None,
     at_ms: int | None = None,
 ) -> tuple[bytes, bytes]:
@@ -45,6 +46,7 @@ def progress_record(
         at_ms=_now_ms() if at_ms is None else at_ms,
         step_us=step_us,
         phase=phase,
+        busy_us=busy_us,
         metrics=metrics or {},
     )
     said.token = progress_proof(token, said)
@@ -53,7 +55,9 @@ def progress_record(
 
 def progress_proof(token: str, said: telemetry_pb2.Progress) -> str:
     """What `Progress.token` must hold: proof of everything in the record but its metrics, which nothing judges."""
-    words = (said.job, said.attempt, said.rank, said.step, said.at_ms, said.step_us, said.phase)
+    words = [said.job, said.attempt, said.rank, said.step, said.at_ms, said.step_us, said.phase]
+    if said.busy_us:  # Writers from before it was there leave it out.
+        words.append(said.busy_us)
     proven = "\0".join(("progress", *map(str, words)))
     return _PROGRESS_PROOF + hmac.digest(token.encode(), proven.encode(), "sha256").hex()
 

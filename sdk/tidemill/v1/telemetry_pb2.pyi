@@ -197,6 +197,7 @@ class Progress(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    BUSY_US_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     attempt: _builtins.int
     rank: _builtins.int
@@ -209,8 +210,11 @@ class Progress(_message.Message):
     """"setup", "train", "eval", "save", "load"."""
     token: _builtins.str
     """Proof that whoever wrote the record holds the token of (job, attempt): "tmp." and the hex HMAC-SHA256, keyed with that
-    token, over "progress", job, attempt, rank, step, at_ms, step_us and phase, joined by NUL. The token itself in a call.
+    token, over "progress", job, attempt, rank, step, at_ms, step_us, phase and, unless 0, busy_us, joined by NUL. The token
+    itself in a call.
     """
+    busy_us: _builtins.int
+    """Mean time of those steps in which this rank did not wait for the others of its gang; 0: not measured."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Of the newest step, as the trainer named them: loss, learning rate."""
@@ -227,10 +231,11 @@ class Progress(_message.Message):
         phase: _builtins.str = ...,
         token: _builtins.str = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        busy_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "attempt", b"attempt", "job", b"job", "metrics", b"metrics", "phase", b"phase", "rank", b"rank", "step", b"step", "step_us", b"step_us", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "attempt", b"attempt", "busy_us", b"busy_us", "job", b"job", "metrics", b"metrics", "phase", b"phase", "rank", b"rank", "step", b"step", "step_us", b"step_us", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

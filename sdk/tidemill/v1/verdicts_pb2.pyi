@@ -223,26 +223,30 @@ Global___SilenceOver: _TypeAlias = SilenceOver  # noqa: Y015
 
 @_typing.final
 class NodeUnfit(_message.Message):
-    """Brought down attempt after attempt, alone: it should take no more until somebody has looked at it."""
+    """Brought down attempt after attempt, alone, or slows its gang down: it should take no more until somebody has looked at it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    DRAIN_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     message: _builtins.str
+    drain_ms: _builtins.int
+    """What runs there is asked for a save and goes elsewhere, at the latest after so long; 0: it stays."""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         message: _builtins.str = ...,
+        drain_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "message", b"message", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_ms", b"drain_ms", "incarnation", b"incarnation", "message", b"message", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

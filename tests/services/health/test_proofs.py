@@ -61,13 +61,14 @@ def changed(**fields: object) -> telemetry_pb2.Progress:
         (changed(rank=1), "forged"),
         (changed(phase="save"), "forged"),
         (changed(at_ms=NOW_MS + 1), "forged"),
+        (changed(busy_us=1), "forged"),
         (changed(token=""), "unproven"),
         (changed(token=job_token(KEY, "j", 1)), "forged"),
         (changed(token="\N{SNOWMAN}"), "forged"),
     ],
     ids=[
         "honest", "as_old_as_may_be", "too_old", "too_new", "of_another_attempt", "of_another_cell", "step_changed",
-        "attempt_changed", "job_changed", "rank_changed", "phase_changed", "time_changed", "no_proof", "the_token_itself",
+        "attempt_changed", "job_changed", "rank_changed", "phase_changed", "time_changed", "busy_added", "no_proof", "the_token_itself",
         "not_ascii",
     ],
 )  # fmt: skip
@@ -134,3 +135,14 @@ def test_the_proof_is_what_the_page_says() -> None:
     words = b"progress\0j\x001\x000\x005\x001800000000000\x000\0train"
     wanted = hmac.new(job_token(KEY, "j", 1).encode(), words, hashlib.sha256).hexdigest()
     assert record.token == progress_proof(job_token(KEY, "j", 1), record) == f"tmp.{wanted}"
+
+
+def test_what_is_measured_is_proven_too_and_old_writers_who_do_not_are_believed() -> None:
+    token = job_token(KEY, "j", 1)
+    _, value = progress_record(token, job="j", attempt=1, rank=0, step=5, busy_us=700, at_ms=NOW_MS)
+    record = telemetry_pb2.Progress.FromString(value)
+    assert Proofs(KEY, [].append).admit(record, NOW_MS)
+    words = b"progress\0j\x001\x000\x005\x001800000000000\x000\0train\x00700"
+    assert record.token == f"tmp.{hmac.new(token.encode(), words, hashlib.sha256).hexdigest()}"
+    record.busy_us = 0
+    assert not Proofs(KEY, [].append).admit(record, NOW_MS)

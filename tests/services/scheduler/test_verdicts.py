@@ -286,3 +286,12 @@ def test_an_unfit_node_takes_nothing_new_until_somebody_has_looked_at_it() -> No
     cell.verdict(unfit())  # It is known.
     cell.verdict(unfit(2))  # Of another incarnation.
     assert cell.step() == []
+
+
+def test_what_runs_on_a_straggler_is_asked_for_a_save_and_then_goes_elsewhere() -> None:
+    cell = gang()
+    cell.verdict(verdicts_pb2.NodeUnfit(node="n1", incarnation=1, message="slow", drain_ms=60_000))
+    drain, ask = cell.step()
+    assert drain == facts.NodeDrainStarted(N1, cell.now_ms + 60_000, "slow")
+    assert isinstance(ask, facts.SaveAsked)
+    assert cell.state("a") == "running"
