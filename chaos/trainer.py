@@ -41,7 +41,8 @@ def _train(s: Session, ring: Ring, options: argparse.Namespace) -> int:
     while step < options.steps:
         time.sleep(options.step_ms / 1000)
         step += 1
-        weight += ring.sum(step, step * (rank + 1))
+        with s.waiting():
+            weight += ring.sum(step, step * (rank + 1))
         s.step(step)
         if step % options.save_every == 0 or s.should_save_now(step):
             with s.save(step) as directory:

@@ -171,8 +171,10 @@ def train(
     for step in range(began + 1, options.steps + 1):
         rows = batch(step, me.rank, me.world_size)
         gradient, loss = model.gradient(inputs[rows], labels[rows])
-        model.descend(ring.mean(gradient))
         time.sleep(options.step_delay)
+        with s.waiting():  # So that the cell can tell which rank is slow.
+            mean = ring.mean(gradient)
+        model.descend(mean)
         s.step(step, loss=loss)
         if step % options.save_every == 0 or s.should_save_now(step):
             with s.save(step, data_state=True) as directory:

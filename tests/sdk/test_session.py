@@ -51,6 +51,23 @@ def test_progress_comes_by_itself_with_metrics(cell: Cell) -> None:
     assert record.metrics["loss"] == 0.25
 
 
+def test_what_a_rank_waits_for_others_is_not_its_own_work(cell: Cell) -> None:
+    """Each step waits until it was told of, which takes a while; the best of them shows what the rank did itself."""
+
+    def told(step: int) -> bool:
+        return any(record.step == step for record in cell.gateway.progress)
+
+    with cell.session() as s:
+        s.phase("train")
+        for step in range(1, 8):
+            s.step(step)
+            with s.waiting():
+                until(cell.gateway, lambda step=step: told(step))  # type: ignore[misc]
+    busy_us = [record.busy_us for record in cell.gateway.progress if record.busy_us]
+    assert len(busy_us) >= 4
+    assert min(busy_us) < 10_000 < cell.gateway.progress[-1].step_us
+
+
 def test_what_is_no_number_is_left_out_of_the_metrics(cell: Cell) -> None:
     with cell.session() as s:
         s.step(1, loss=1, name="text", none=None, grad=float("nan"), scale=float("-inf"))  # type: ignore[arg-type]

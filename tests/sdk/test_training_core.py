@@ -95,6 +95,22 @@ def test_a_loop_that_stands_still_is_not_reported_alive() -> None:
     assert of(SendProgress, loop.run(60_000)) == []
 
 
+def test_what_a_rank_works_is_the_mean_since_its_last_report_and_0_while_it_is_not_measured() -> (
+    None
+):
+    trainer, told = core(), list[int]()
+    for steps, busy_us in ((10, 0), (20, 0), (30, 3_000), (40, 5_000), (44, 5_400)):
+        now_ms = steps * 1_000
+        trainer.observe_steps(
+            steps, steps, now_ms, at_ms=0, phase="train", metrics={}, busy_us=busy_us
+        )
+        call = trainer.due(now_ms)
+        assert isinstance(call, SendProgress)
+        trainer.sent(call, now_ms)
+        told += [record.busy_us for record in call.records]
+    assert told == [0, 0, 0, 200, 100]
+
+
 def test_a_change_of_phase_is_progress() -> None:
     trainer = core()
     loop = Loop(trainer, step_ms=10**9)

@@ -125,6 +125,7 @@ class TrainerCore:
     _reports: deque[SendReport] = field(default_factory=deque)
     _progress: deque[telemetry_pb.Progress] = field(default_factory=deque)
     _last_seen: tuple[int, str] = (-1, "")
+    _last_busy: tuple[int, int] = (0, 0)
     _progress_due_ms: int = 0
     _advice_due_ms: int = 0
     _quiet_until_ms: int = 0
@@ -149,11 +150,13 @@ class TrainerCore:
         at_ms: int,
         phase: str,
         metrics: Mapping[str, float],
+        busy_us: int = 0,
     ) -> None:
         """A look at the training loop: current step, steps done since the start, what it is busy with.
 
         `at_ms` is the wall clock, for people; `now_ms` only grows. Nothing new is nothing to report: a side thread
-        that goes on says nothing about a loop that does not.
+        that goes on says nothing about a loop that does not. `busy_us`: of all steps, the time not spent waiting for
+        others; 0: not measured.
         """
         self.step = step
         self._time.observe(steps, now_ms)
@@ -168,8 +171,15 @@ class TrainerCore:
             job=self.job, attempt=self.attempt, rank=self.rank, step=step, at_ms=at_ms, phase=phase
         )
         record.step_us = self._time.mean_us
+        record.busy_us = self._mean_busy_us(steps, busy_us)
         record.metrics.update(metrics)
         self._progress.append(record)
+
+    def _mean_busy_us(self, steps: int, busy_us: int) -> int:
+        """Of the steps since the last report. The first one has nothing to be compared with."""
+        (steps_before, busy_before), self._last_busy = self._last_busy, (steps, busy_us)
+        done = steps - steps_before
+        return max(busy_us - busy_before, 0) // done if done > 0 and busy_before else 0
 
     def save_attempted(self, step: int) -> None:
         """This rank has written, or failed to write, its part of the checkpoint of `step`."""

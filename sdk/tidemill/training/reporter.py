@@ -42,11 +42,14 @@ _log = logging.getLogger("tidemill.training")
 class Loop:
     """What the training thread leaves behind for the side threads, and they for it. Plain numbers: no lock."""
 
-    __slots__ = ("metrics", "phase", "save_at", "step", "steps", "stop_at")
+    __slots__ = ("busy_ns", "measures", "metrics", "phase", "save_at", "step", "steps", "stop_at")
 
     def __init__(self) -> None:
         self.step = 0
         self.steps = 0
+        # Of all those steps, the time in which the others were not waited for; only if the program says when it waits.
+        self.busy_ns = 0
+        self.measures = False
         self.phase = "setup"
         self.metrics: Mapping[str, object] = {}
         self.save_at = -1
@@ -155,6 +158,7 @@ class Reporter:
                 _now_ms(),
                 at_ms=time.time_ns() // 1_000_000,
                 phase=loop.phase,
+                busy_us=loop.busy_ns // 1000 if loop.measures else 0,
                 metrics=metrics,
             )
             loop.save_at, loop.stop_at = self._core.save_at, self._core.stop_at

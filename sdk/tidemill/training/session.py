@@ -73,6 +73,9 @@ class Session:
         self._staged: dict[int, tuple[Staging, int]] = {}
         # The step that this process started from, the last one saved by it, and the last it tried to save.
         self._began = self._committed = self._left_save = -1
+        # When the step under way began, and what of it was no work: waiting for others, saving.
+        self._step_ns = time.perf_counter_ns()
+        self._idle_ns = 0
         limits = limits or Limits()
         self._core = TrainerCore(identity.job, identity.attempt, identity.rank, limits)
         self._reporter: Reporter | None = None
@@ -109,8 +112,26 @@ class Session:
         loop = self._loop
         loop.step = step
         loop.steps += 1
+        if loop.measures:
+            now_ns = time.perf_counter_ns()
+            loop.busy_ns += now_ns - self._step_ns - self._idle_ns
+            self._step_ns, self._idle_ns = now_ns, 0
         if metrics:
             loop.metrics = metrics
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what ends only when the other ranks come: an all-reduce, a barrier. So a slow node can be told.
+
+        On a GPU, synchronise the device before it, or what the GPU still computes counts as waiting.
+        """
+        if not self._loop.measures:
+            self._loop.measures, self._step_ns, self._idle_ns = True, time.perf_counter_ns(), 0
+        began_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._idle_ns += time.perf_counter_ns() - began_ns
 
     def phase(self, phase: str) -> None:
         """What the loop is busy with: "setup", "train", "eval", "save", "load"."""
@@ -206,6 +227,7 @@ class Session:
         `data_state`: the position of the data loader is inside.
         """
         before, self._loop.phase = self._loop.phase, "save"
+        began_ns = time.perf_counter_ns()
         try:
             directory = self.save_started(step, shared=shared)
             try:
@@ -216,6 +238,7 @@ class Session:
             self.saved(step, data_state=data_state, commit_timeout_s=commit_timeout_s)
         finally:
             self._loop.phase = before
+            self._idle_ns += time.perf_counter_ns() - began_ns
 
     def save_started(self, step: int, *, shared: bool = False) -> Path:
         """The directory to write into; then `saved` or `save_failed`, from any thread.

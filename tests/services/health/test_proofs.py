@@ -141,8 +141,8 @@ def test_what_is_measured_is_proven_too_and_old_writers_who_do_not_are_believed(
     token = job_token(KEY, "j", 1)
     _, value = progress_record(token, job="j", attempt=1, rank=0, step=5, busy_us=700, at_ms=NOW_MS)
     record = telemetry_pb2.Progress.FromString(value)
-    assert Proofs(KEY, [].append).admit(record, NOW_MS)
+    assert Proofs(KEY, list[str]().append).admit(record, NOW_MS)
     words = b"progress\0j\x001\x000\x005\x001800000000000\x000\0train\x00700"
     assert record.token == f"tmp.{hmac.new(token.encode(), words, hashlib.sha256).hexdigest()}"
     record.busy_us = 0
-    assert not Proofs(KEY, [].append).admit(record, NOW_MS)
+    assert not Proofs(KEY, list[str]().append).admit(record, NOW_MS)
