@@ -37,13 +37,15 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hangs_at_step: int = 0
     crash_loop: int = 0
     remote_every: int = 1
+    measures: bool = False
+    first_more: int = 0
 
     def wanted(self, number: int) -> Wanted:
         """The request, and what it runs."""
         program = Program(
             steps=self.steps, step_ms=self.step_ms, save_every=self.save_every, failover=self.failover,
             fails_at_step=self.fails_at_step, hangs_at_step=self.hangs_at_step, crash_loop=self.crash_loop,
-            remote_every=self.remote_every,
+            remote_every=self.remote_every, measures=self.measures, first_more=self.first_more,
         )  # fmt: skip
         return job_of(
             number, program, members=self.members, devices=self.devices, overlap_safe=self.overlap_safe,

@@ -46,6 +46,10 @@ class Program(msgspec.Struct, frozen=True):
     crash_loop: int = 0
     # Of its saves, each so many-th outlives the host of rank 0; the others are on that host alone.
     remote_every: int = 1
+    # Each rank says how long of a step it works itself; else rank 0 speaks for all.
+    measures: bool = False
+    # The first rank has so much more to do than the others, in percent.
+    first_more: int = 0
     # Loads another step than it was told to, where there is one.
     loads_wrong: bool = False
 
@@ -193,9 +197,14 @@ class Gang:
         if self._save_at > self.step:
             steps = min(steps, self._save_at - self.step)
         # The slowest member sets the pace.
-        pace = max(self._slow.get(rank.host, 100) for rank in self.ranks.values())
-        step_us = self.program.step_ms * US_PER_MS * pace // 100
+        step_us = max(self.busy_us(rank) for rank in self.ranks)
         self._timer = self.kernel.after(steps * step_us, lambda: self._advance(steps))
+
+    def busy_us(self, rank: int) -> int:
+        """What a step takes a rank itself."""
+        more = self.program.first_more if rank == 0 else 0
+        slow = self._slow.get(self.ranks[rank].host, 100)
+        return self.program.step_ms * US_PER_MS * slow * (100 + more) // 10_000
 
     def _advance(self, steps: int) -> None:
         if self._broken:
@@ -320,17 +329,20 @@ class Reporter:
         )
 
     def progress(self, gang: Gang) -> None:
-        """Telemetry: one record, to a gateway that is up, or none."""
+        """Telemetry: one call, to a gateway that is up, or none."""
         gateway = self._gateway()
         if gateway is None:
             return
+        measures = gang.program.measures
         request = training.ReportProgressRequest(
             progress=[
                 telemetry_pb2.Progress(
-                    job=gang.job, attempt=gang.attempt, rank=0, step=gang.step, phase="train"
+                    job=gang.job, attempt=gang.attempt, rank=rank, step=gang.step, phase="train",
+                    busy_us=gang.busy_us(rank) if measures else 0,
                 )
+                for rank in (sorted(gang.ranks) if measures else (0,))
             ]
-        )
+        )  # fmt: skip
         caller = _caller(gang.job, gang.attempt)
         gateway.call(
             lambda core, call, now: core.trainers.report_progress(call, caller, request, now),

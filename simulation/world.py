@@ -52,6 +52,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateways: int = 2
     broker: BrokerFaults = BrokerFaults()
     crash_ppm: int = 0
+    # Of the rules of health; 0: stragglers are only told of.
+    straggler_drain_ms: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -104,8 +106,9 @@ class World:
             for i in range(shape.gateways)
         ]  # fmt: skip
         self.health = HealthProcess(
-            self.broker, "health", self._clock(), cell=CELL, rules=HealthRules(), crash_ppm=ppm
-        )
+            self.broker, "health", self._clock(), cell=CELL, crash_ppm=ppm,
+            rules=HealthRules(straggler_drain_ms=shape.straggler_drain_ms),
+        )  # fmt: skip
         self.physics = Physics(self.kernel, self.gateways)
         self.referee = Referee(self.broker, self.physics, CELL)
         self.hosts = [self._host(i) for i in range(shape.nodes)]

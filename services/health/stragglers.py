@@ -1,14 +1,16 @@
 """Stragglers: nodes on which a member of a gang works for longer than the others do, step after step.
 
 In a gang that steps together all steps take as long as the slowest member's; who is slow shows only in the time that a
-rank does not wait for others, which its program measures. A member that always works for longer may have more to do: its
-node is blamed only when the same member of the job was as fast as the others before, on this node or another. Many at
+rank does not wait for others, which its program measures. A member that always works for longer may have more to do: it
+is measured by the least that it ever worked, beside the others, in this attempt of the job or an earlier one. Many at
 once are no node's fault. What programs say takes nodes out of service only where an operator allows that.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 from services.health.messages import (
@@ -25,8 +27,9 @@ from services.health.rules import Rules
 _NEVER: Final = -(1 << 62)
 # Of fewer members the median says too little.
 MEMBERS_LEAST: Final = 4
-# Jobs of which it is remembered which members were as fast as the others: a bit each.
+# Jobs of which it is remembered what their members have to do.
 _JOBS_MAX: Final = 10_000
+_SHARE_MAX: Final = 0xFFFF
 _TRAINS: Final = "train"
 
 
@@ -51,8 +54,8 @@ class Stragglers:
         self._rules = rules
         self._nodes: dict[str, NodeKnown] = {}
         self._gangs: dict[str, _Gang] = {}
-        # Of each job: its members, and those that were as fast as the others once, as bits.
-        self._fast: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        # Of each job, by member: the least that it ever worked in a round, in thousandths of the median, at least all of it.
+        self._own: OrderedDict[str, array[int]] = OrderedDict()
         self._said_ms: dict[str, int] = {}
         # Taken out because of us, until they are in service again.
         self._out: dict[str, None] = {}
@@ -89,7 +92,7 @@ class Stragglers:
             self._gangs[attempt.job] = _Gang(attempt, now_ms)
 
     def gone(self, job: str) -> None:
-        """It runs no more; which members were fast is remembered for its next attempt."""
+        """It runs no more; what its members have to do is remembered for its next attempt."""
         self._gangs.pop(job, None)
 
     def restart(self, now_ms: int) -> None:
@@ -126,39 +129,40 @@ class Stragglers:
         return verdicts
 
     def _end_round(self, gang: _Gang) -> None:
-        """Count who was slow. A member of which nothing was heard stays as it is."""
+        """Count who is slow that was not always. A member of which nothing was heard stays as it is."""
         busy = _by_member(gang)
         gang.busy.clear()
         members = gang.attempt.members
         if 2 * len(busy) <= members or len(busy) < MEMBERS_LEAST:
             return
         usual = sorted(busy.values())[(len(busy) - 1) // 2]
-        margin = usual * self._rules.straggler_percent
-        slow = {member for member, us in busy.items() if (us - usual) * 100 > margin}
+        share = {member: us * 1_000 // max(usual, 1) for member, us in busy.items()}
+        own = self._remember(gang.attempt.job, members, share)
+        more = 100 + self._rules.straggler_percent
+        slow = {member for member in share if share[member] * 100 > own[member] * more}
         if len(slow) > max(1, members * self._rules.straggler_storm_percent // 100):
             gang.slow.clear()
             return
-        fast = sum(1 << member for member, us in busy.items() if (us - usual) * 200 <= margin)
-        self._remember(gang.attempt.job, members, fast)
         for member in busy:
             if member in slow:
                 gang.slow[member] = gang.slow.get(member, 0) + 1
             else:
                 gang.slow.pop(member, None)
 
-    def _remember(self, job: str, members: int, fast: int) -> None:
-        before, known = self._fast.pop(job, (members, 0))
-        self._fast[job] = (members, fast | known if before == members else fast)
-        if len(self._fast) > _JOBS_MAX:
-            self._fast.popitem(last=False)
+    def _remember(self, job: str, members: int, share: Mapping[int, int]) -> array[int]:
+        """The least share of each member so far."""
+        own = self._own.pop(job, None)
+        if own is None or len(own) != members:
+            own = array("H", [_SHARE_MAX]) * members
+        for member, now in share.items():
+            own[member] = max(1_000, min(own[member], now))
+        self._own[job] = own
+        if len(self._own) > _JOBS_MAX:
+            self._own.popitem(last=False)
+        return own
 
     def _judge(self, gang: _Gang, now_ms: int) -> list[Verdict]:
-        _, fast = self._fast.get(gang.attempt.job, (0, 0))
-        due = [
-            member
-            for member, rounds in sorted(gang.slow.items())
-            if self._is_found(rounds) and fast >> member & 1
-        ]
+        due = [member for member, rounds in sorted(gang.slow.items()) if self._is_found(rounds)]
         return [said for member in due for said in self._say(gang, member, now_ms)]
 
     def _is_found(self, rounds: int) -> bool:

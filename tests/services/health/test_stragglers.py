@@ -110,6 +110,16 @@ def test_a_member_that_has_more_to_do_is_not_its_nodes_fault_whatever_the_node()
     assert job.bed.said == []
 
 
+@pytest.mark.parametrize("slow", ["n0", "n2"])
+def test_a_member_that_has_more_to_do_does_not_hide_a_node_that_is_slow(slow: str) -> None:
+    job = Gang(Bed(8, ACTS))
+    job.members[0] = 130
+    job.bed.run(3 * ROUND_MS)
+    job.nodes[slow] = 125
+    job.bed.run(FOUND_MS)
+    assert blamed(job.bed) == [slow]
+
+
 def test_a_node_that_is_slow_from_the_start_is_known_by_the_attempt_before() -> None:
     job = gang()
     job.again((*ON[1:], "n6"))
