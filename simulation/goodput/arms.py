@@ -35,6 +35,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     shuts: frozenset[Channel]  # Faults after which the node takes nothing new.
     sees_ports: bool  # A gang takes a node with a dead port last.
     lemons: Rules | None  # Who breaks too many attempts is cordoned, by these rules.
+    stragglers: Rules | None  # Who slows a gang down is drained, by these rules.
     reads_exit_codes: bool  # 16 and 17 put the next attempt elsewhere.
     false_alarms: bool  # The world's rate is that of a detector that is as fast as ours.
     asks_for_saves: bool  # Before planned work and preemption.
@@ -56,6 +57,7 @@ def tidemill(world: World, rules: Rules) -> Arm:
         shuts=frozenset({Channel.SILENT, Channel.DEVICE}),
         sees_ports=True,
         lemons=rules,
+        stragglers=rules if rules.straggler_percent and rules.straggler_drain_ms else None,
         reads_exit_codes=True,
         false_alarms=True,
         asks_for_saves=True,
@@ -81,6 +83,7 @@ def kubernetes(world: World) -> Arm:
         shuts=frozenset({Channel.SILENT, Channel.DEVICE}),
         sees_ports=False,
         lemons=None,
+        stragglers=None,
         reads_exit_codes=False,
         false_alarms=False,
         asks_for_saves=False,
@@ -106,6 +109,7 @@ def slurm(world: World) -> Arm:
         shuts=frozenset({Channel.SILENT}),
         sees_ports=False,
         lemons=None,
+        stragglers=None,
         reads_exit_codes=False,
         false_alarms=False,
         asks_for_saves=False,

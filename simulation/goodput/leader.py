@@ -14,7 +14,7 @@ from planning.decisions import Place
 from planning.planner import Planner
 from planning.restart import broken_by
 from services.health import wire
-from services.health.messages import AttemptBroken, Verdict
+from services.health.messages import AttemptBroken, Published
 from services.scheduler import attempts, job_requests, nodes, trainers, verdicts
 from services.scheduler.arrays import Arrays
 from services.scheduler.draft import Draft
@@ -80,7 +80,7 @@ class Leader:
             names = tuple(sorted(broken_by(self.cluster, attempt)))
             self._broken.append(AttemptBroken(fact.job, fact.attempt, names))
 
-    def verdict(self, now_ms: int, said: Verdict) -> None:
+    def verdict(self, now_ms: int, said: Published) -> None:
         """A verdict as the health processor writes it and the leader reads it."""
         record = wire.write(said, at_ms=now_ms, judge="health")
         self.decide(now_ms, lambda draft: verdicts.decide(draft, record.value))

@@ -267,11 +267,36 @@ class Simulation:
         machine.slow.append(event.speed)
         self.workshop.unwell[machine.number] = None
         self._set_pace(self._job_on(machine))
+        self._expect_to_know(machine)
         self.after(event.length_ms, lambda: self._speed_up(machine, event.speed))
 
     def _speed_up(self, machine: Machine, speed: float) -> None:
         machine.slow.remove(speed)
         self._set_pace(self._job_on(machine))
+        if not machine.slow:
+            self.workshop.fast_again(machine)
+
+    def _expect_to_know(self, machine: Machine) -> None:
+        """A gang on a node that is slow enough is seen to be slowed down by it after the rounds of the rule."""
+        rules, job = self._arm.stragglers, self._job_on(machine)
+        attempt = job.attempt() if job is not None else None
+        if rules is None or job is None or attempt is None or not machine.slow:
+            return
+        if min(machine.slow) * (100 + rules.straggler_percent) < 100:
+            number, wait_ms = attempt.number, rules.straggler_rounds * rules.straggler_round_ms
+            self.after(wait_ms, lambda: self._slow_known(machine, job, number))
+
+    def _slow_known(self, machine: Machine, job: Training, number: int) -> None:
+        """Its node is drained: the job saves and goes elsewhere."""
+        attempt = job.attempt()
+        gone = attempt is None or attempt.number != number or attempt.state is AttemptState.STOPPING
+        if gone or machine.out or not machine.slow or self._job_on(machine) is not job:
+            return
+        if job.working:
+            self.workshop.drain_slow(machine)
+            self.turn()
+        else:
+            self._expect_to_know(machine)  # Nothing was measured meanwhile.
 
     def _set_pace(self, job: Training | None) -> None:
         """A job is as fast as its slowest node."""
@@ -301,6 +326,7 @@ class Simulation:
                 job.stall()  # Somebody is about to notice.
             elif machine.bad is not None:
                 self._try_again(machine, machine.bad, job)
+            self._expect_to_know(machine)
 
     def _try_again(self, machine: Machine, bad: Event, job: Training) -> None:
         attempt = job.attempt()

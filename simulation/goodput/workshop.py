@@ -59,6 +59,7 @@ class Workshop:
             for machine in self.machines:
                 self._lemons.known(_known(self._node(machine)))
         self._replacing: set[int] = set()
+        self._slow_out: set[int] = set()
         self._out = 0
         self._out_since_ms = 0
         self._out_ms = 0
@@ -104,6 +105,23 @@ class Workshop:
             self._learn(machine)
             if self._node(machine).service is not ServiceState.IN_SERVICE:
                 self._replace(machine)
+
+    def drain_slow(self, machine: Machine) -> None:
+        """It slows its gang down: what runs there leaves, unless too many are out for that."""
+        rules, node = self._arm.stragglers, self._node(machine)
+        assert rules is not None, "only who has rules for it knows"
+        most = max(1, len(self.machines) * rules.lemon_percent // 100)
+        if node.service is ServiceState.IN_SERVICE and len(self._slow_out) < most:
+            self._slow_out.add(machine.number)
+            self._say(NodeUnfit(node.id, node.incarnation, "slow", rules.straggler_drain_ms))
+
+    def fast_again(self, machine: Machine) -> None:
+        """People bring it back when it is as fast as the others."""
+        if machine.number in self._slow_out:
+            self._slow_out.discard(machine.number)
+            if not machine.out:
+                self._uncordon(machine)
+                self._stage.turn()
 
     # --- repairs
 
@@ -227,7 +245,7 @@ class Workshop:
     def _node(self, machine: Machine) -> Node:
         return self._leader.cluster.nodes[node_id(machine.number)]
 
-    def _say(self, said: NodeSuspect | NodeGone | DeviceJudged | NicJudged) -> None:
+    def _say(self, said: NodeSuspect | NodeGone | NodeUnfit | DeviceJudged | NicJudged) -> None:
         self._leader.verdict(self._stage.now_ms, said)
 
     def _request(self, what: Callable[[Draft], None]) -> None:
