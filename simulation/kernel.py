@@ -22,13 +22,18 @@ US_PER_S: Final = 1_000_000
 
 @contextlib.contextmanager
 def few_collections() -> Iterator[None]:
-    """While inside, cycles are looked for less often, as in the services: entities are no work for their collector."""
+    """While inside, cycles are looked for less often, as in the services: entities are no work for their collector.
+
+    Afterwards all is: every recovery in here froze what there was, and so would keep each world of a long search.
+    """
     before = gc.get_threshold()
     gc.set_threshold(50_000, 20, 50)
     try:
         yield
     finally:
         gc.set_threshold(*before)
+        gc.unfreeze()
+        gc.collect()
 
 
 class Timer(msgspec.Struct):

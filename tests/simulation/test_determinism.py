@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from chaos import scenarios
 from simulation.history import play
+from simulation.world import World
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,3 +45,9 @@ def test_another_seed_gives_another_history() -> None:
 @pytest.mark.timeout(300)
 def test_a_history_does_not_depend_on_the_hash_seed() -> None:
     assert _in_a_process("0") == _in_a_process("4242")
+
+
+def test_no_world_outlives_its_history() -> None:
+    verdict = play(scenarios.load("crash-loop"), 1).verdict
+    assert verdict.entries > 0
+    assert [each for each in gc.get_objects() if isinstance(each, World)] == []
