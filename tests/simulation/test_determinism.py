@@ -50,4 +50,5 @@ def test_a_history_does_not_depend_on_the_hash_seed() -> None:
 def test_no_world_outlives_its_history() -> None:
     verdict = play(scenarios.load("crash-loop"), 1).verdict
     assert verdict.entries > 0
+    assert gc.get_freeze_count() == 0  # What is frozen is in no list of objects.
     assert [each for each in gc.get_objects() if isinstance(each, World)] == []
