@@ -22,6 +22,7 @@ from services.health.messages import (
     NodeForgotten,
     NodeGone,
     NodeKnown,
+    NodeSlow,
     NodeSuspect,
     NodeUnfit,
     PathHeard,
@@ -150,6 +151,8 @@ class Bed:
             case NodeUnfit(node=name):
                 self.nodes[name].in_service = False
                 self.tell(name)
+            case NodeSlow():
+                pass  # For people.
             case JobHung(job=job):
                 self.attempts.pop(job, None)
                 self.detector.observe(AttemptGone(job), self.now_ms)
