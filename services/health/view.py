@@ -30,7 +30,7 @@ class View:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._incident = ""
-        # The highest attempt of a job of which it was said that nodes broke it.
+        # The highest attempt of a job that ended by hardware, and was looked at: whose it was is only known then.
         self._broken: dict[JobId, int] = {}
 
     def everything(self) -> Iterator[Known]:
@@ -86,9 +86,9 @@ class View:
         for attempt in self._cluster.attempts.get(name, ()):
             if attempt.cause not in _HARDWARE or attempt.number <= self._broken.get(name, 0):
                 continue
+            self._broken[name] = attempt.number
             nodes = broken_by(self._cluster, attempt)
             if nodes:
-                self._broken[name] = attempt.number
                 yield AttemptBroken(name, attempt.number, tuple(sorted(nodes)))
 
     def _job(self, name: JobId) -> Known:

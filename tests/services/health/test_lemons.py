@@ -10,7 +10,7 @@ from services.health.rules import Rules
 from services.health.view import View
 from statemachines import facts
 from statemachines.node import NodeState
-from statemachines.values import Cause, Evidence, JobId, JobNext, Outcome
+from statemachines.values import Cause, Evidence, JobId, JobNext, NodeId, Outcome, Reason
 from tests.planning.build import Cell
 from tests.services.health.bed import Bed
 
@@ -211,6 +211,20 @@ def test_what_was_before_our_time_is_no_strike() -> None:
     view = View(cell.cluster)
     assert not [said for said in view.everything() if isinstance(said, AttemptBroken)]
     cell.plan()
+    assert breaks(view) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_fails_on_a_node_later_broke_no_attempt_before(restarted: bool) -> None:
+    cell, view = gang()
+    node = NodeId(cell.where("job")[0][0])
+    broken_gang(cell, Cause.DEVICE_FAULT, Evidence.EXIT_STATUS, Evidence.EXIT_STATUS)
+    if restarted:
+        view = View(cell.cluster)
+        list(view.everything())
+    assert breaks(view) == []
+    cell.record(facts.DeviceFaulted(node, 0, Reason("probe_failed")))
+    cell.record(facts.JobWaiting(JobId("job"), Reason("no_devices")))
     assert breaks(view) == []
 
 
