@@ -6,6 +6,7 @@ which they were last heard, so that a look costs as much as there are silent one
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Final
@@ -48,7 +49,7 @@ class Silence:
         self._rules = rules
         self._nodes: OrderedDict[str, _Node] = OrderedDict()  # Longest silent first.
         self._lost: dict[str, int] = {}  # Lost lately: node, and when it fell silent.
-        # Said to be gone while the log does not show it, and when it showed those that it does.
+        # Said to be gone while the log does not show it, and when it showed those that it does, oldest first.
         self._going: dict[str, None] = {}
         self._gone_ms: deque[int] = deque()
         self._window_began_ms = _NEVER
@@ -98,7 +99,7 @@ class Silence:
                 self._lost[fact.node] = node.fell_ms
             del self._nodes[fact.node]
         elif fact.node not in self._lost and fact.lost_ms < self._rules.breaker_window_ms:
-            self._gone_ms.append(now_ms - fact.lost_ms)
+            insort(self._gone_ms, now_ms - fact.lost_ms)  # At a start they come by name.
             self._lost[fact.node] = now_ms - fact.lost_ms
         self._going.pop(fact.node, None)
 

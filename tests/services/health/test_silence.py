@@ -13,11 +13,13 @@ from services.health.messages import (
     NodeBack,
     NodeForgotten,
     NodeGone,
+    NodeKnown,
     NodeSuspect,
     PathHeard,
     SilenceOver,
 )
 from services.health.rules import Rules
+from services.health.silence import Silence
 from statemachines.node import NodeState
 from tests.services.health.bed import BEAT_MS, START_MS, STEP_MS, TICK_MS, Bed
 
@@ -524,6 +526,25 @@ def test_what_was_lost_just_before_a_start_counts_among_those_that_fell() -> Non
     bed.run(50_000)
     assert bed.of(MassSilence), "three within a minute are an incident, whoever counts"
     assert bed.of(NodeGone) == []
+
+
+@pytest.mark.parametrize("lost_ms", [(1_000, 55_000), (55_000, 1_000)])
+def test_what_was_lost_before_a_start_counts_until_its_window_ends_in_any_order(
+    lost_ms: tuple[int, int],
+) -> None:
+    silence = Silence(Rules())
+    for name, ago_ms in zip(("a", "b"), lost_ms, strict=True):
+        silence.known(NodeKnown(name, 1, NodeState.LOST, lost_ms=ago_ms), START_MS)
+    for i in range(20):
+        silence.known(NodeKnown(f"n{i}", 1, NodeState.READY), START_MS)
+    gone_ms = 0
+    for now_ms in range(START_MS, START_MS + 60_000, TICK_MS):
+        for i in range(1, 20):
+            silence.beat(Beat(f"n{i}", 1, 0), now_ms)
+        if any(isinstance(said, NodeGone) for said in silence.tick(now_ms)):
+            gone_ms = now_ms - START_MS
+            break
+    assert LOST_MS <= gone_ms <= LOST_MS + TICK_MS
 
 
 def test_what_was_lost_long_before_a_start_does_not_count() -> None:
