@@ -1,7 +1,8 @@
 """Devices that failed a probe, until the cell has heard of each. It never sends anything itself.
 
 They are told by signals, which no gateway acknowledges and which are lost when no stream is open, as it is when a node
-fences itself. A stream keeps its order, so a beat that was sent after a signal and is acknowledged speaks for both.
+fences itself. A stream keeps its order, and a gateway that could not store one ends the stream before it acknowledges
+a later beat: so a beat that was sent after a signal and is acknowledged speaks for both.
 """
 
 from __future__ import annotations

@@ -6,9 +6,12 @@ them. An end is evidence whatever the incarnation, so it is taken even from one 
 
 from __future__ import annotations
 
+from functools import partial
+
 from services.gateway.auth import Caller, may_attach
 from services.gateway.beats import Beats
 from services.gateway.effects import Effects, Now
+from services.gateway.pending import RETRY_AFTER_MS
 from services.gateway.record import record
 from services.gateway.refusal import Refusal, Status
 from services.gateway.reports import OWN
@@ -59,7 +62,7 @@ class Agents:
                 self._attach(stream, message.attach, now)
             case "signal":
                 self._sessions.session(stream, message.signal.node)
-                self._signal(message.signal)
+                self._signal(stream, message.signal)
             case "report":
                 self._report(stream, message.report)
             case "ack":
@@ -112,11 +115,31 @@ class Agents:
                 f"run {name} is on {run.node}; {session.node} may not report on it",
             )
 
-    def _signal(self, signal: telemetry_pb2.Signal) -> None:
+    def _signal(self, stream: AttachStream, signal: telemetry_pb2.Signal) -> None:
+        """An agent takes a later beat's ack for the news that its failed device was heard of: that one is not lost."""
+        vital = signal.kind == telemetry_pb2.SIGNAL_KIND_PROBE_FAILED
         if self._effects.congested:
+            if vital:
+                raise _signal_lost()
             return
-        self._effects.publish([record(topics.SIGNALS, signal.node, signal)], _lossy)
+        then = partial(_vital, stream) if vital else _lossy
+        self._effects.publish([record(topics.SIGNALS, signal.node, signal)], then)
 
 
 def _lossy(_error: PortError | None, _now: Now) -> None:
     """Telemetry: lost when it could not be written."""
+
+
+def _vital(stream: AttachStream, error: PortError | None, _now: Now) -> None:
+    """Outcomes come in the order of the writes, so the stream is cut before it carries the ack of a later beat."""
+    if error is not None:
+        stream.cut(_signal_lost())
+
+
+def _signal_lost() -> Refusal:
+    return Refusal(
+        Status.UNAVAILABLE,
+        "signal_not_stored",
+        "the log did not take the signal of a device that failed; attach again and repeat it",
+        retry_after_ms=RETRY_AFTER_MS,
+    )

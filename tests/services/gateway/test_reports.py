@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from services.gateway.beats import BATCH_MS
+from services.gateway.effects import WRITES_MAX
 from services.gateway.pending import RETRY_AFTER_MS
 from services.gateway.refusal import Refusal, Status
 from services.gateway.reports import BEHIND_MAX
 from services.gateway.sessions import AttachStream
 from services.runtime.ports import PortError
-from tests.services.gateway.world import AGENT, World, began, inventory
+from tests.services.gateway.world import AGENT, World, beat, began, inventory
 from tidemill.v1 import common_pb2, reports_pb2, telemetry_pb2
 from tidemill.v1 import node_service_pb2 as wire
 
@@ -100,6 +102,67 @@ def test_a_signal_reaches_its_topic(world: World, stream: AttachStream) -> None:
     )
     world.store()
     assert [record.key for record in world.stored if record.topic == "signals"] == [b"n1"]
+
+
+def probe_failed() -> telemetry_pb2.Signal:
+    """The agent's word that a device must not be granted again."""
+    return telemetry_pb2.Signal(
+        node="n1", incarnation=1, kind=telemetry_pb2.SIGNAL_KIND_PROBE_FAILED, device=3
+    )
+
+
+def test_after_a_failed_device_that_was_not_stored_no_later_beat_is_acknowledged(
+    world: World, stream: AttachStream
+) -> None:
+    beat(world, stream, sequence=1)
+    world.pass_ms(BATCH_MS)
+    world.store()
+    before = world.kinds(stream)
+    world.say(stream, signal=probe_failed())
+    world.failing = PortError("away")
+    world.store()
+    world.failing = None
+    beat(world, stream, sequence=2)
+    world.pass_ms(BATCH_MS)
+    world.store()
+    assert before == ["beat_ack"]
+    with pytest.raises(Refusal) as caught:
+        world.pulled(stream)
+    assert (caught.value.code, caught.value.retry_after_ms) == ("signal_not_stored", RETRY_AFTER_MS)
+
+
+def test_a_failed_device_that_is_stored_holds_back_no_beat(
+    world: World, stream: AttachStream
+) -> None:
+    world.say(stream, signal=probe_failed())
+    beat(world, stream)
+    world.pass_ms(BATCH_MS)
+    world.store()
+    assert world.kinds(stream) == ["beat_ack"]
+
+
+def test_a_congested_log_ends_the_stream_that_tells_of_a_failed_device_and_no_other(
+    world: World, stream: AttachStream
+) -> None:
+    for _ in range(WRITES_MAX):
+        world.gateway.effects.publish([], lambda _error, _now: None)
+    link = telemetry_pb2.Signal(node="n1", kind=telemetry_pb2.SIGNAL_KIND_NIC_LINK)
+    world.say(stream, signal=link)
+    with pytest.raises(Refusal) as caught:
+        world.say(stream, signal=probe_failed())
+    world.store()
+    assert caught.value.code == "signal_not_stored"
+    assert [record for record in world.stored if record.topic == "signals"] == []
+
+
+def test_another_signal_that_was_not_stored_is_lost_and_costs_no_stream(
+    world: World, stream: AttachStream
+) -> None:
+    xid = telemetry_pb2.Signal(node="n1", kind=telemetry_pb2.SIGNAL_KIND_XID, code="79")
+    world.say(stream, signal=xid)
+    world.failing = PortError("away")
+    world.store()
+    assert world.pulled(stream) == []
 
 
 def test_reports_that_nobody_can_store_end_the_stream_instead_of_memory(
