@@ -121,6 +121,7 @@ class Host(Process):
         self._deaf: set[str] = set()
         self.runs: dict[RunId, HostProcess] = {}
         self._physics, self._gateways, self._clock = physics, gateways, clock
+        physics.reporter.ways[name] = self
         # Cards that were put into each slot until now.
         self._cards = [1] * devices
         self._cpu_milli = cpu_milli
@@ -189,6 +190,7 @@ class Host(Process):
     def die(self) -> None:
         """The machine is gone for good, until `repair`."""
         self._power_off()
+        self._physics.reporter.lose(self.name)
         self.dead = True
         self.crash(restart_after_ms=0)
 

@@ -71,10 +71,12 @@ class Physics:
             self.broken.append(
                 f"J: attempts {sorted(attempts)} of job {order.job} really run at once"
             )
-        if order.resume.uri and order.resume.uri not in self.storage.committed:
-            self.broken.append(
-                f"E: {run} starts from {order.resume.uri}, which was never committed"
-            )
+        if order.resume.uri:
+            really = self.storage.committed.get(order.resume.uri)
+            if really is None or (really[0], really[2]) != (order.job, order.resume.step):
+                self.broken.append(
+                    f"E: {run} starts from {order.resume.uri} as step {order.resume.step}, which is {really}"
+                )
 
     def ended(self, host: str, order: Order) -> None:
         """Nothing of a run lives any more."""

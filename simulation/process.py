@@ -45,6 +45,7 @@ class Process(ABC):
         self.name = name
         self.up = False
         self.paused = False
+        self._thaws_us = 0
         self.crashes = 0
         self.crash_ppm = crash_ppm
         # Crash at the so many-th point from now on; 0: not so.
@@ -73,6 +74,7 @@ class Process(ABC):
             return
         self.up = False
         self.crash_in, self.crash_at = 0, ""
+        self.paused, self._thaws_us = False, 0  # SIGKILL reaches the stopped as well.
         self.crashes += 1
         self._life += 1
         self._wake_us = None
@@ -84,15 +86,18 @@ class Process(ABC):
         self.kernel.after(delay_ms * US_PER_MS, self.start)
 
     def pause(self, duration_ms: int) -> None:
-        """SIGSTOP for a while."""
-        if self.paused:
+        """SIGSTOP for a while; of two at once the longer counts."""
+        thaws_us = self.kernel.now_us + duration_ms * US_PER_MS
+        if not self.up or thaws_us <= self._thaws_us:
             return
-        self.paused = True
+        self.paused, self._thaws_us = True, thaws_us
         self.kernel.note(f"{self.name} pauses {duration_ms}")
-        self.kernel.after(duration_ms * US_PER_MS, self._thaw)
+        self.kernel.at(thaws_us, self._thaw)
 
     def _thaw(self) -> None:
-        self.paused = False
+        if self._thaws_us != self.kernel.now_us:
+            return  # It was killed, or is paused for longer.
+        self.paused, self._thaws_us = False, 0
         self.thawed()
         if self.up:
             self.wake(0)

@@ -55,7 +55,7 @@ class Referee:
         self._kernel = broker.kernel
         self._watcher = Watcher()
         self._unchecked = 0
-        self._promises: dict[tuple[str, int], Promise] = {}
+        self._promises: dict[tuple[str, int], list[Promise]] = {}
         self._gone: set[tuple[str, int]] = set()
         physics.reporter.acknowledged = self._acknowledged
         broker.stored.append(self._stored)
@@ -111,7 +111,7 @@ class Referee:
         """A trainer was told that its save is durable."""
         records = self._broker.records
         ends = [len(records.get(("reports", each), ())) for each in range(PARTITIONS["reports"])]
-        self._promises[job, attempt] = Promise(step, tuple(ends))
+        self._promises.setdefault((job, attempt), []).append(Promise(step, tuple(ends)))
 
     def _hold_against_world(self, recorded: Recorded, entry: Entry) -> None:
         match recorded.fact:
@@ -135,17 +135,18 @@ class Referee:
 
     def _keep_promise(self, job: str, attempt: int, entry: Entry) -> None:
         """E: what was acknowledged, and lies before what had been decided by then, is what the job counts on."""
-        promise = self._promises.get((job, attempt))
-        if promise is None:
-            return
         positions = self.cluster.positions
-        decided = all(
-            positions.get(("reports", each), 0) >= end for each, end in enumerate(promise.ends)
-        )
+        decided = [
+            promise.step
+            for promise in self._promises.pop((job, attempt), ())
+            if all(
+                positions.get(("reports", each), 0) >= end for each, end in enumerate(promise.ends)
+            )
+        ]
         durable = self.cluster.jobs[JobId(job)].durable_step
-        if decided and durable < promise.step:
+        if decided and max(decided) > durable:
             self.broken.append(
-                f"E: attempt {attempt} of job {job} was told that step {promise.step} is durable; when entry "
+                f"E: attempt {attempt} of job {job} was told that step {max(decided)} is durable; when entry "
                 f"{entry.offset} ends it, the job counts on step {durable}"
             )
 

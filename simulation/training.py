@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -76,6 +77,13 @@ class Storage:
         self.rotten.update(uri for uri, where in self.only_on.items() if where == host)
 
 
+class Way(Protocol):
+    """From a host to the gateways: what goes there is lost while `cut_up`, what comes back while `cut_down`."""
+
+    cut_up: bool
+    cut_down: bool
+
+
 class Rank:
     """One living run of a gang."""
 
@@ -106,6 +114,8 @@ class Gang:
         self.ranks: dict[int, Rank] = {}
         self.step = order.resume.step
         self.resume = order.resume
+        # The host of rank 0, which speaks for all.
+        self.speaks_on = ""
         self.stopped_for_save = False
         self._storage = storage
         self._reporter = reporter
@@ -124,6 +134,8 @@ class Gang:
     def join(self, rank: Rank) -> None:
         """A rank has started; with the last one the gang begins."""
         self.ranks[rank.order.rank] = rank
+        if rank.order.rank == 0:
+            self.speaks_on = rank.host
         if len(self.ranks) == self.members and not self._running:
             self._running = True
             self._begin()
@@ -275,7 +287,10 @@ class Reporter:
     def __init__(self, kernel: Kernel, gateways: list[GatewayProcess]) -> None:
         self.kernel = kernel
         self._gateways = gateways
+        # By host.
+        self.ways: dict[str, Way] = {}
         self._spools: dict[tuple[str, int], deque[reports_pb2.Report]] = {}
+        self._on: dict[tuple[str, int], str] = {}
         self._sending: set[tuple[str, int]] = set()
         self._chance = kernel.chance("reporter")
         # Told of each save that the cell acknowledged as durable: job, attempt, step.
@@ -329,18 +344,19 @@ class Reporter:
         )
 
     def progress(self, gang: Gang) -> None:
-        """Telemetry: one call, to a gateway that is up, or none."""
-        gateway = self._gateway()
-        if gateway is None:
+        """Telemetry: one call, to a gateway that is up, or none; who cannot be heard is left out."""
+        gateway, measures = self._gateway(), gang.program.measures
+        speak = sorted(gang.ranks) if measures else [0]
+        speak = [rank for rank in speak if not self.ways[gang.ranks[rank].host].cut_up]
+        if gateway is None or not speak:
             return
-        measures = gang.program.measures
         request = training.ReportProgressRequest(
             progress=[
                 telemetry_pb2.Progress(
                     job=gang.job, attempt=gang.attempt, rank=rank, step=gang.step, phase="train",
                     busy_us=gang.busy_us(rank) if measures else 0,
                 )
-                for rank in (sorted(gang.ranks) if measures else (0,))
+                for rank in speak
             ]
         )  # fmt: skip
         caller = _caller(gang.job, gang.attempt)
@@ -353,14 +369,15 @@ class Reporter:
         key = (gang.job, gang.attempt)
         report = reports_pb2.Report(**kind)  # type: ignore[arg-type]
         self._spools.setdefault(key, deque()).append(report)
+        self._on[key] = gang.speaks_on
         self._send(key)
 
     def _send(self, key: tuple[str, int]) -> None:
         spool = self._spools[key]
         if key in self._sending or not spool:
             return
-        gateway = self._gateway()
-        if gateway is None:
+        gateway, way = self._gateway(), self.ways[self._on[key]]
+        if gateway is None or way.cut_up:
             self.kernel.after(_RETRY_MS * US_PER_MS, lambda: self._send(key))
             return
         self._sending.add(key)
@@ -373,13 +390,15 @@ class Reporter:
         )
         gateway.call(
             lambda core, call, now: core.trainers.report_checkpoint(call, caller, request, now),
-            answered,
+            lambda answer: None if way.cut_down else answered(answer),
         )
 
     def told(self, key: tuple[str, int], answer: object) -> None:
         """The outcome of the report at the head of the spool."""
         self._sending.discard(key)
         spool = self._spools[key]
+        if not spool:
+            return  # It was lost meanwhile.
         if isinstance(answer, Refusal):
             if answer.status is Status.FAILED_PRECONDITION:
                 spool.clear()  # The attempt is over: nothing that it says counts any more.
@@ -390,6 +409,12 @@ class Reporter:
         if said.WhichOneof("kind") == "saved":
             self.acknowledged(*key, said.saved.step)
         self._send(key)
+
+    def lose(self, host: str) -> None:
+        """The host is gone for good, and what was unsent there."""
+        for key, where in self._on.items():
+            if where == host:
+                self._spools[key].clear()
 
     def _gateway(self) -> GatewayProcess | None:
         up = [each for each in self._gateways if each.up and not each.paused]
