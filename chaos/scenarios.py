@@ -29,9 +29,9 @@ def simulated() -> list[str]:
     return [name for name in names() if load(name).simulated]
 
 
-def load(name: str) -> Scenario:
+def load(name: str, folder: Path = FOLDER) -> Scenario:
     """The scenario; raises UnknownScenarioError."""
-    path = FOLDER / f"{name}.toml"
+    path = folder / f"{name}.toml"
     if not path.is_file():
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `python -m chaos list`"

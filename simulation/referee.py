@@ -192,6 +192,8 @@ _SUBJECTS: Final[Mapping[str, str]] = {
     "BreakerOpened": "incident", "BreakerClosed": "incident", "InputParked": "topic", "InputGapAccepted": "topic",
     "CheckpointCondemned": "job", "RunEnded": "run",
 }  # fmt: skip
+# All that a timeline shows: these facts, and what is noted beside them.
+KINDS: Final = frozenset(_SUBJECTS) | {"fault", "final", "healed", "void"}
 
 
 def event_of(fact: Fact, at_ms: int) -> Event | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from simulation.clients import Wanted, job_of
 from simulation.faults import Fault, draw
-from simulation.referee import Event
+from simulation.referee import KINDS, Event
 from simulation.storage import BrokerFaults
 from simulation.training import Program
 from simulation.world import Shape
@@ -57,7 +57,8 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often something is expected on the timeline: a kind of fact, or `final` for how a job stands at the end.
 
-    `subject` is a node or a job (job-0 is the first of the scenario), `detail` what else the timeline says of it.
+    `subject` is a node or a job (job-0 is the first of the scenario), `detail` whole words of what else the timeline
+    says of it. One that could not fail is refused: ValueError.
     """
 
     fact: str
@@ -69,6 +70,20 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     from_s: float = 0.0
     until_s: float = 1e9
 
+    def __post_init__(self) -> None:
+        if self.fact not in KINDS:
+            raise ValueError(
+                f"the timeline shows no {self.fact!r}; it shows {', '.join(sorted(KINDS))}"
+            )
+        if not self.at_least and self.at_most is None:
+            raise ValueError(
+                f"the check of {self.fact} holds whatever happens: give it at_least (1 or more), or at_most"
+            )
+        if self.from_s > self.until_s:
+            raise ValueError(
+                f"the check of {self.fact} is of no time: from {self.from_s:g} s until {self.until_s:g} s"
+            )
+
     def failure(self, events: Sequence[Event], names: Mapping[str, str]) -> str:
         """Why it does not hold; empty when it does."""
         subject = names.get(self.subject, self.subject)
@@ -77,7 +92,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for event in events
             if event.kind == self.fact
             and subject in {"", event.subject}
-            and self.detail in event.detail
+            and (not self.detail or _words(self.detail) in _words(event.detail))
             and self.from_s * 1000 <= event.at_ms <= self.until_s * 1000
         ]
         low, high = self.at_least, self.at_most
@@ -94,6 +109,11 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         which = " ".join(part for part in (self.fact, self.subject, self.detail) if part)
         times = ", ".join(f"{event.at_ms / 1000:.1f} s" for event in found[:5])
         return f"expected {wanted} of [{which}], saw {len(found)}{f' at {times}' if times else ''}: {self.why}"
+
+
+def _words(text: str) -> str:
+    """Each between spaces, so that what is found in it is whole words."""
+    return f" {' '.join(text.split())} "
 
 
 class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -95,7 +95,9 @@ def test_a_stack_that_is_too_small_or_at_work_is_not_struck(
 
 
 def test_checks_name_nodes_as_they_are_called_there() -> None:
-    check = Check("GangPlaced", "it gets others", subject="n0001", detail="on n0000 n0001")
+    check = Check(
+        "GangPlaced", "it gets others", subject="n0001", detail="on n0000 n0001", at_least=1
+    )
     called = live.as_called(check, {"n0000": "node-a", "n0001": "node-b"})
     assert (called.subject, called.detail) == ("node-b", "on node-a node-b")
     assert live.as_called(check, {}) == check
