@@ -54,8 +54,9 @@ Probe = Callable[[Sequence[DeviceSpec]], tuple[tuple[int, str], ...]]
 STARTS_AT_ONCE: Final = 4
 KILLS_AT_ONCE: Final = 2
 ENDS_LOOK_S: Final = 1.0
-# What users named is touched by threads that may hang: so many, and a start waits for them so long.
+# What users named is touched by threads that may hang: so many, so many of one job, and a start waits for them so long.
 PATHS_AT_ONCE: Final = 64
+PATHS_OF_A_JOB: Final = 4
 PATHS_ANSWER_S: Final = 10.0
 # Also without a due time the clocks are looked at this often: a suspended host does not move timers.
 LOOK_MS: Final = 1_000
@@ -104,7 +105,7 @@ class Driver:
         self._disk = ThreadPoolExecutor(1, "disk")
         self._starts = ThreadPoolExecutor(STARTS_AT_ONCE, "start")
         self._kills = ThreadPoolExecutor(KILLS_AT_ONCE, "kill")
-        self._paths = paths or Aside(places=PATHS_AT_ONCE)
+        self._paths = paths or Aside(places=PATHS_AT_ONCE, places_each=PATHS_OF_A_JOB)
         self._watches = Watches(self._paths, found=self._saved, spawn=self._spawn)
         # A wedged driver answers nobody: one that hangs is enough.
         self._probes = Aside(places=1)
@@ -259,6 +260,7 @@ class Driver:
                 partial(self._prepare, order, asked),
                 what="the directory for checkpoints",
                 within_s=PATHS_ANSWER_S,
+                owner=order.job,
             )
             await self._watches.begin(order, asked, self._around)
             await self._in(self._starts, self._executor.start, launch)

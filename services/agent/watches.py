@@ -61,7 +61,8 @@ class Watches:
         if _is_watched(order, launch):
             begin = partial(begin_watch, order, launch, around, ignore_present=True)
             what = "the directory that is watched for checkpoints"
-            self.add(order.run, await self._paths.call(begin, what=what, within_s=BEGIN_S))
+            watching = await self._paths.call(begin, what=what, within_s=BEGIN_S, owner=order.job)
+            self.add(order.run, watching)
 
     def resume(self, order: Order, launch: common_pb2.Launch, around: Surroundings) -> bool:
         """An earlier agent started it; whether it is watched. What that one told is told again, which is harmless."""
@@ -101,9 +102,9 @@ class Watches:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self, watched: _Watched, *, last: bool) -> None:
-        look = partial(watched.watching.look, last=last)
+        look, job = partial(watched.watching.look, last=last), watched.watching.job
         async with watched.looking:
-            for saved in await self._paths.call(look, what="a look", within_s=None):
+            for saved in await self._paths.call(look, what="a look", within_s=None, owner=job):
                 if not watched.told:
                     self._found(saved)
 

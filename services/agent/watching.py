@@ -26,6 +26,7 @@ class Watching:
     """One run's watch. `look` may block: it reads what was saved."""
 
     def __init__(self, order: Order, watch: Watch, reach: Reach) -> None:
+        self.job = order.job
         self._order = order
         self._watch = watch
         self._reach = reach

@@ -60,6 +60,33 @@ async def test_whoever_stops_waiting_takes_no_place(go: threading.Event) -> None
     assert await aside.call(lambda: 9, what="the directory", within_s=30) == 9
 
 
+async def test_what_hangs_for_one_owner_leaves_room_for_the_others(go: threading.Event) -> None:
+    aside = Aside(places=2, places_each=1)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await aside.call(go.wait, what="the directory", within_s=0.01, owner="a")
+    assert await aside.call(lambda: 7, what="the directory", within_s=30, owner="b") == 7
+    go.set()
+    assert await aside.call(lambda: 8, what="the directory", within_s=30, owner="a") == 8
+
+
+async def test_whoever_stops_waiting_for_the_others_keeps_no_place_of_its_own(
+    go: threading.Event,
+) -> None:
+    aside = Aside(places=1, places_each=1)
+    held = asyncio.ensure_future(aside.call(go.wait, what="a", within_s=None, owner="a"))
+    await asyncio.sleep(0)
+    waiting = [
+        asyncio.ensure_future(aside.call(lambda: 7, what="b", within_s=None, owner="b"))
+        for _ in range(2)
+    ]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    go.set()
+    assert await held
+    assert await waiting[1] == 7
+
+
 def test_the_loop_may_end_while_something_hangs(go: threading.Event) -> None:
     async def give_up() -> None:
         with pytest.raises(TimeoutError):

@@ -306,7 +306,7 @@ async def test_a_wedged_device_driver_holds_back_neither_kills_nor_ends(
     assert failed == {0, 1, 2, 3}
 
 
-async def test_a_directory_that_does_not_answer_costs_its_own_run_and_no_other(
+async def test_a_directory_that_does_not_answer_costs_its_own_job_and_no_other(
     tmp_path: Path, gateway: FakeGateway
 ) -> None:
     go, dead = threading.Event(), str(tmp_path / "dead")
@@ -314,10 +314,12 @@ async def test_a_directory_that_does_not_answer_costs_its_own_run_and_no_other(
     class Hanging(Aside):
         """The file server of one directory is away."""
 
-        async def call(self, work: Callable[[], T], *, what: str, within_s: float | None) -> T:
+        async def call(
+            self, work: Callable[[], T], *, what: str, within_s: float | None, owner: str = ""
+        ) -> T:
             if dead in repr(work):
                 work, within_s = partial(hang, work), 0.01
-            return await super().call(work, what=what, within_s=within_s)
+            return await super().call(work, what=what, within_s=within_s, owner=owner)
 
     def hang(work: Callable[[], T]) -> T:
         go.wait()
@@ -325,15 +327,19 @@ async def test_a_directory_that_does_not_answer_costs_its_own_run_and_no_other(
 
     with contextlib.ExitStack() as held:
         held.callback(go.set)
-        async with agent(tmp_path, gateway, paths=Hanging(places=4)):
+        async with agent(tmp_path, gateway, paths=Hanging(places=2, places_each=1)):
             await gateway.until(lambda: gateway.messages("beat"))
-            gateway.order("bad.1.0", gateway.blob("true", checkpoint_root=dead))
-            gateway.order("good.1.0", gateway.blob("true"))
+            for run in ("bad.1.0", "bad.1.1"):
+                gateway.order(run, gateway.blob("true", checkpoint_root=dead))
             gateway.send_set()
             await gateway.until(lambda: len(gateway.reports("run_finished")) == 2)
+            gateway.order("good.1.0", gateway.blob("true"))
+            gateway.send_set()
+            await gateway.until(lambda: len(gateway.reports("run_finished")) == 3)
     ends = {end.run: end for end in gateway.reports("run_finished")}
-    assert ends["bad.1.0"].evidence == common_pb2.EVIDENCE_NEVER_STARTED
-    assert ends["bad.1.0"].message.startswith("the directory for checkpoints did not answer")
+    for run in ("bad.1.0", "bad.1.1"):
+        assert ends[run].evidence == common_pb2.EVIDENCE_NEVER_STARTED
+        assert ends[run].message.startswith("the directory for checkpoints did not answer")
     assert ends["good.1.0"].evidence == common_pb2.EVIDENCE_EXIT_STATUS
 
 

@@ -50,7 +50,10 @@ class Heard:
         self.steps: list[tuple[str, int]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.watches = Watches(
-            Aside(places=4), found=self.hear, spawn=self.spawn, last_look_s=last_look_s
+            Aside(places=2, places_each=1),
+            found=self.hear,
+            spawn=self.spawn,
+            last_look_s=last_look_s,
         )
 
     def hear(self, found: Saved) -> None:
@@ -84,6 +87,21 @@ async def test_a_look_that_hangs_holds_back_no_other_run_and_not_its_own_end(
     go.set()
     await node.tasks[0]
     assert node.steps == [("b", 2)]  # The end of a was told: nothing of it follows.
+
+
+async def test_looks_of_one_job_that_hang_leave_room_for_other_jobs(
+    node: Heard, go: threading.Event
+) -> None:
+    def hangs(last: bool) -> Sequence[Saved]:
+        go.wait()
+        return []
+
+    for run in (A, RunId("a.2.0")):
+        node.watches.add(run, Told(run, hangs))
+        await node.watches.end(run)
+    node.watches.add(B, Told(B, lambda last: [saved("b", 2)] if last else []))
+    await node.watches.end(B)
+    assert node.steps == [("b", 2)]
 
 
 async def test_what_a_look_under_way_finds_is_told_before_the_end(
