@@ -52,20 +52,23 @@ def drain(draft: Draft, said: requests_pb2.DrainNode) -> None:
 def begin_drain(draft: Draft, node: NodeId, within_ms: int, message: str) -> None:
     """What runs there is asked for a save where there is time for one, else stopped."""
     deadline_ms = draft.now_ms + within_ms
+    live = attempts.live_on(draft.cluster, node)
+    # Looked at before the drain is recorded, which makes an ask that was called off look wanted: its deadline may have
+    # passed, and the trainer's answer to it may have been ignored.
+    asked = {each.job for each in live if attempts.save_wanted(draft.cluster, each)}
     draft.record(NodeDrainStarted(node, deadline_ms, message[:MESSAGE_CHARS]))
-    for attempt in attempts.live_on(draft.cluster, node):
-        if attempt.state is AttemptState.RUNNING and within_ms > 0:
-            _ask(draft, attempt, deadline_ms)
-        else:
+    for attempt in live:
+        if attempt.state is not AttemptState.RUNNING or within_ms <= 0:
             move_away(draft, attempt, node)
-
-
-def _ask(draft: Draft, attempt: Attempt, deadline_ms: int) -> None:
-    if attempts.save_wanted(draft.cluster, attempt) and attempt.ask_deadline_ms <= deadline_ms:
-        return  # It will have gone by then.
-    attempts.ask_for_save(
-        draft, attempt, cause=Cause.DRAINED, then=JobNext.QUEUED, deadline_ms=deadline_ms
-    )
+        elif attempt.job not in asked or attempt.ask_deadline_ms > deadline_ms:
+            # Else it will have gone by then.
+            attempts.ask_for_save(
+                draft,
+                attempt,
+                cause=Cause.DRAINED,
+                then=JobNext.QUEUED,
+                deadline_ms=deadline_ms,
+            )
 
 
 def move_away(draft: Draft, attempt: Attempt, node: NodeId) -> None:

@@ -374,6 +374,23 @@ def test_an_answer_after_the_drain_was_called_off_agrees_on_nothing() -> None:
     assert cell.state("a") == "running"
 
 
+@pytest.mark.parametrize("later_ms", [1_000, 3_600_000])
+def test_a_drain_after_one_that_was_called_off_asks_anew(later_ms: int) -> None:
+    """The old ask may be past its deadline, and an answer to it may have been ignored."""
+    cell = two_nodes()
+    cell.ask(requests_pb2.DrainNode(node="n1", within_ms=60_000))
+    cell.step()
+    cell.ask(requests_pb2.UncordonNode(node="n1"))
+    cell.step()
+    cell.step(after_ms=later_ms)
+    cell.ask(requests_pb2.DrainNode(node="n1", within_ms=600_000))
+    (ask,) = [fact for fact in cell.step() if isinstance(fact, facts.SaveAsked)]
+    assert (ask.ask, ask.deadline_ms) == (2, cell.now_ms + 600_000)
+    cell.report(reports_pb2.SaveAnswered(job="a", attempt=1, ask=2, at_step=7))
+    cell.run(after_ms=120_000)
+    assert cell.state("a") == "running"
+
+
 def test_a_step_that_was_agreed_on_stands_when_the_drain_is_called_off() -> None:
     """Its ranks stop there, whatever the cell wants by then: that is no success, and the rest is trained."""
     cell = two_nodes()
