@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 from services.runtime.ports import Outgoing, PortError
-from services.scheduler.backlog import PATIENCE_MS, Backlog
+from services.scheduler.backlog import ASK_EVERY_MS, PATIENCE_MS, Backlog
 from services.scheduler.driver import Scheduler
 from tests.fakes.memory import MemoryCell, MemoryInputs
 from tests.services.scheduler.cell import spec
@@ -52,11 +52,53 @@ def test_an_end_that_is_never_reached_is_waited_for_while_something_moves() -> N
     assert backlog.again_in_ms(2 * PATIENCE_MS) == 0
 
 
-def test_a_partition_that_cannot_be_reached_holds_up_no_deadline() -> None:
+def test_a_partition_that_cannot_be_reached_holds_up_deadlines_only_so_long() -> None:
     heard: list[PortError] = []
     backlog = Backlog(Ends(reports=PortError("away")), heard.append)
-    assert backlog.decided({REPORTS: 2}, 0)
-    assert [str(error) for error in heard] == ["away"]
+    assert not backlog.decided({REPORTS: 2}, 0)
+    assert backlog.again_in_ms(0) == ASK_EVERY_MS
+    assert not backlog.decided({REPORTS: 2}, PATIENCE_MS - 1)
+    assert backlog.again_in_ms(PATIENCE_MS - 1) == 1
+    assert backlog.decided({REPORTS: 2}, PATIENCE_MS)
+    assert backlog.again_in_ms(PATIENCE_MS) == 0
+    assert backlog.decided({REPORTS: 2}, PATIENCE_MS + ASK_EVERY_MS)
+    assert [str(error) for error in heard] == ["away", "away"]
+
+
+def test_a_partition_that_comes_back_is_waited_for_like_any_other() -> None:
+    inputs = Ends(reports=PortError("away"))
+    backlog = Backlog(inputs, lambda _error: None)
+    assert not backlog.decided({REPORTS: 2}, 0)
+    inputs.ends["reports"] = 3
+    assert not backlog.decided({REPORTS: 2}, ASK_EVERY_MS - 1)
+    assert inputs.asked == 1
+    assert not backlog.decided({REPORTS: 2}, ASK_EVERY_MS)
+    assert backlog.decided({REPORTS: 3}, ASK_EVERY_MS + 1)
+
+
+def test_what_cannot_be_asked_is_given_up_while_the_rest_is_being_decided() -> None:
+    """Asking may take as long as a turn may last: it must not hold up every turn of a long backlog."""
+    inputs = Ends(reports=PortError("away"), requests=100)
+    backlog = Backlog(inputs, lambda _error: None)
+    for turn in range(10):
+        at_ms = turn * PATIENCE_MS
+        assert not backlog.decided({("requests", 0): turn * 10, REPORTS: 0}, at_ms)
+    assert inputs.asked == 2
+    assert backlog.decided({("requests", 0): 100, REPORTS: 0}, 10 * PATIENCE_MS)
+
+
+def test_a_turn_is_held_up_by_one_place_that_cannot_be_asked() -> None:
+    """The others have their turn before it is asked again."""
+    inputs = Ends(reports=PortError("away"), requests=PortError("away"), verdicts=0)
+    backlog = Backlog(inputs, lambda _error: None)
+    positions = {REPORTS: 0, ("requests", 0): 0, ("verdicts", 0): 0}
+    assert not backlog.decided(positions, 0)
+    assert inputs.asked == 1
+    inputs.ends["requests"] = 0
+    assert not backlog.decided(positions, ASK_EVERY_MS)
+    assert inputs.asked == 4
+    inputs.ends["reports"] = 0
+    assert backlog.decided(positions, 2 * ASK_EVERY_MS)
 
 
 def report(stage: Stage, kind: Message) -> None:
