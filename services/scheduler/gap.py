@@ -77,6 +77,12 @@ def said(given: argparse.Namespace, cluster: Cluster, inputs: Inputs) -> tuple[R
             f"{given.topic}/{given.partition} is decided up to {position}, and what follows is there: nothing needs "
             "skipping. Start the schedulers."
         )
+    if oldest is not None and oldest < position and not given.made_anew:
+        raise SettingsError(
+            f"{given.topic}/{given.partition} ends before {position}, up to where it is decided. If the topic was deleted "
+            "and made again, add --made-anew. If the partition lost its end, bring back a replica that has it: what is "
+            f"kept from {oldest} on would be decided twice."
+        )
     if given.offset != (oldest or 0):
         raise SettingsError(
             f"{given.topic}/{given.partition}: the oldest input that is there is {oldest or 0}. From {given.offset} on "
