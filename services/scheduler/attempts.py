@@ -243,8 +243,9 @@ def _end_stopped(draft: Draft, attempt: Attempt) -> None:
     if attempt.finished_step >= 0 and _all_clean(draft.cluster, attempt):
         _end(draft, attempt, Cause.PROGRAM_EXITED, "", JobNext.SUCCEEDED)
         return
-    assert attempt.stop_cause is not None and attempt.stop_next is not None, "it is stopping"
-    _end(draft, attempt, attempt.stop_cause, attempt.stop_message, attempt.stop_next)
+    assert attempt.stop_cause is not None, "it is stopping"
+    then, said = retry.after_stop(draft.cluster, attempt)
+    _end(draft, attempt, attempt.stop_cause, said, then)
 
 
 def _end_by_itself(draft: Draft, attempt: Attempt) -> None:

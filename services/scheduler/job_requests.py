@@ -91,7 +91,9 @@ def _hold(draft: Draft, job: Job, said: requests_pb2.HoldJob) -> None:
         case JobState.STOPPING:
             attempt = _live(draft.cluster, job)
             _still_open(job, attempt, "held")
-            if attempt.stop_next is not JobNext.HELD:
+            if (
+                attempt.stop_cause is not Cause.HELD
+            ):  # A hold for want of progress may yet fall away.
                 attempts.stop(draft, attempt, Cause.HELD, message, JobNext.HELD)
         case JobState.SUCCEEDED | JobState.FAILED | JobState.CANCELLED:
             raise _bad_state(job, "held")

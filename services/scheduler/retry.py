@@ -24,6 +24,10 @@ DOUBLINGS_MAX: Final = 5
 # Ends by hardware in a row without a new durable checkpoint, after which a person looks: as many as the state remembers.
 HARDWARE_ENDS_MOST: Final = ATTEMPTS_KEPT
 _HARDWARE: Final = frozenset({Cause.NODE_LOST, Cause.DEVICE_FAULT, Cause.NIC_FAULT})
+# In the message of a job that is held for want of progress; before it stands what ended the attempt.
+_BRAKED: Final = "; held after "
+# These hold a job for what a person wants or has to look at, whatever it saves.
+_HELD_FOR_OTHERS: Final = frozenset({Cause.HELD, Cause.RESUME_MISMATCH})
 # After these the next attempt need not wait: nothing says that it would fail the same way.
 _NO_BACKOFF: Final = _HARDWARE | {Cause.HELD, Cause.REQUEUED, Cause.DRAINED, Cause.PREEMPTED}
 
@@ -38,11 +42,40 @@ def consequence(cluster: Cluster, job: Job, blame: Blame, message: str) -> tuple
     most = retry.max_attempts or policy.max_attempts
     if most > 0 and job.failed + 1 >= most:
         return JobNext.FAILED, f"{message}; it was the last of {most} attempts that may end badly"
-    brake = retry.max_attempts_without_progress or policy.max_attempts_without_progress
+    brake = _brake(cluster, job)
     if brake > 0 and job.stalled + 1 >= brake:
-        held = f"held after {job.stalled + 1} bad ends in a row without a new durable checkpoint"
-        return JobNext.HELD, f"{message}; {held}: release it to try again"
+        held = f"{job.stalled + 1} bad ends in a row without a new durable checkpoint"
+        return JobNext.HELD, f"{message}{_BRAKED}{held}: release it to try again"
     return JobNext.QUEUED, message
+
+
+def after_stop(cluster: Cluster, attempt: Attempt) -> tuple[JobNext, str]:
+    """What comes after an attempt that was stopping, and its message: as decided, but for one that saved since then.
+
+    A job is held for want of a new checkpoint; a trainer that saves when it is told to stop has made one.
+    """
+    assert attempt.stop_next is not None, "it is stopping"
+    job = cluster.jobs[attempt.job]
+    braked = attempt.stop_next is JobNext.HELD and attempt.stop_cause not in _HELD_FOR_OTHERS
+    saved = attempt.number in _saved_by(cluster, job) and job.stalled + 1 < _brake(cluster, job)
+    if braked and saved:
+        return JobNext.QUEUED, attempt.stop_message.partition(_BRAKED)[0]
+    return attempt.stop_next, attempt.stop_message
+
+
+def _brake(cluster: Cluster, job: Job) -> int:
+    return (
+        job.spec.retry.max_attempts_without_progress or cluster.policy.max_attempts_without_progress
+    )
+
+
+def _saved_by(cluster: Cluster, job: Job) -> list[int]:
+    """Attempts with a durable checkpoint."""
+    return [
+        each.attempt
+        for each in cluster.checkpoints.get(job.id, ())
+        if each.state is CheckpointState.DURABLE
+    ]
 
 
 def spared(cluster: Cluster, attempt: Attempt, cause: Cause) -> bool:
@@ -60,18 +93,16 @@ def spared(cluster: Cluster, attempt: Attempt, cause: Cause) -> bool:
 def _after_hardware(cluster: Cluster, job: Job, message: str) -> tuple[JobNext, str]:
     if _broken_in_row(cluster, job) + 1 < HARDWARE_ENDS_MOST:
         return JobNext.QUEUED, message
-    held = f"held after {HARDWARE_ENDS_MOST} ends in a row by hardware without a new durable checkpoint"
-    return JobNext.HELD, f"{message}; {held}: see whether it breaks its nodes, then release it"
+    held = f"{HARDWARE_ENDS_MOST} ends in a row by hardware without a new durable checkpoint"
+    return (
+        JobNext.HELD,
+        f"{message}{_BRAKED}{held}: see whether it breaks its nodes, then release it",
+    )
 
 
 def _broken_in_row(cluster: Cluster, job: Job) -> int:
     """Attempts just before this one that hardware ended. A new checkpoint ends the row, and so does a hold for it."""
-    durable = [
-        each.attempt
-        for each in cluster.checkpoints.get(job.id, ())
-        if each.state is CheckpointState.DURABLE
-    ]
-    since = max(durable, default=0)
+    since = max(_saved_by(cluster, job), default=0)
     count = 0
     for attempt in reversed(cluster.attempts[job.id]):
         if attempt.number <= since:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.retry import HARDWARE_ENDS_MOST
 from statemachines import facts
-from statemachines.values import Cause, JobNext, RetryPolicy
+from statemachines.values import Cause, JobId, JobNext, RetryPolicy
 from tests.services.scheduler.begun import ends
 from tests.services.scheduler.cell import Cell, spec
 from tests.services.scheduler.test_verdicts import FAULTY, HEALTHY, device
@@ -131,6 +131,45 @@ def test_the_row_is_one_without_progress_and_without_other_ends(between: str) ->
     else:
         fail(cell)
     assert lose_node(cell).next is JobNext.QUEUED
+
+
+def _stopping_to_be_held(cell: Cell) -> None:
+    """The third bad end in a row: the start of the attempt takes too long."""
+    assert [fail(cell).next, fail(cell).next] == [JobNext.QUEUED, JobNext.QUEUED]
+    lose_node(cell)
+    attempt = cell.cluster.attempt(JobId("a"))
+    assert attempt is not None
+    assert (attempt.stop_cause, attempt.stop_next) == (Cause.START_FAILED, JobNext.HELD)
+
+
+def test_a_trainer_that_saves_when_it_is_told_to_stop_has_made_progress_and_is_not_held() -> None:
+    cell = cell_of(6)
+    _stopping_to_be_held(cell)
+    cell.saved("a", 10, attempt=cell.job("a").attempt)
+    cell.step()
+    end = fail(cell)
+    assert (end.next, end.message) == (
+        JobNext.QUEUED,
+        "1 of 1 members did not start within 30 s: rank 0 on n01",
+    )
+    assert cell.job("a").stalled == 1
+
+
+def test_one_that_saves_nothing_is_held() -> None:
+    cell = cell_of(6)
+    _stopping_to_be_held(cell)
+    assert fail(cell).next is JobNext.HELD
+
+
+def test_the_hold_of_a_person_stays_whatever_the_trainer_saves() -> None:
+    cell = cell_of(6)
+    _stopping_to_be_held(cell)
+    cell.ask(requests_pb2.HoldJob(job="a"))
+    cell.step()
+    cell.saved("a", 10, attempt=cell.job("a").attempt)
+    cell.step()
+    end = fail(cell)
+    assert (end.cause, end.next) == (Cause.HELD, JobNext.HELD)
 
 
 @settings(max_examples=25, deadline=None)
