@@ -138,8 +138,10 @@ class Parts:
             now = self._wanted[device].condition
         again = now is not DeviceState.FAULTY and self._happens_again(device, line, at_ms)
         action = line.again_action if again else line.action
-        if action is Action.RMA:
-            self._rma.add(device)
+        if action is Action.RMA and now is not DeviceState.FAULTY:
+            self._rma.add(
+                device
+            )  # As the log will say: who repairs a device must see that it takes another one.
         elif action is Action.RECOVERED and device in self._rma:
             return
         condition = CONDITION[action]

@@ -120,6 +120,23 @@ def test_a_device_that_two_reboots_did_not_mend_is_to_be_replaced() -> None:
     assert said == [reboot, back, reboot, back, (DeviceState.FAULTY, "(rma)")]
 
 
+def test_what_the_log_does_not_call_a_return_is_mended_by_a_repair() -> None:
+    """Seeds 6378 and 9368: told of a device that was faulty already, it was in no log, and no repair counted ever after."""
+    bed = Bed(1)
+    bed.run(5_000)
+    for code in ("79", "64"):
+        bed.signal("n0", XID, code)
+        bed.run(5_000)
+    bed.signal("n0", SignalKind.DEVICE_MISSING, "present")
+    bed.run(5_000)
+    bed.signal("n0", XID, "64")
+    bed.run(5_000)
+    bed.signal("n0", SignalKind.DEVICE_MISSING, "present")
+    bed.run(5_000)
+    actions = [each.reason.message.rpartition("(")[2] for each in bed.of(DeviceJudged)]
+    assert actions == ["reboot_node)", "recovered)", "rma)"]
+
+
 def test_a_fault_that_is_told_again_and_again_is_one() -> None:
     bed = Bed(1)
     bed.run(5_000)
