@@ -27,7 +27,7 @@ _FOLDERS: Final = ("counters", "hw_counters")
 _NAME: Final = r"^[A-Za-z0-9_]{1,50}$"
 
 
-class CountersError(Exception):
+class CountersError(ValueError):
     """The table cannot be used; the message says what to change."""
 
 

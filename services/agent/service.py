@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from services.agent.core import AgentCore
-from services.agent.counters import Counters, CountersError, Table, parse
+from services.agent.counters import Counters, Table, parse
 from services.agent.driver import Driver
 from services.agent.environment import Surroundings, host_environment
 from services.agent.inventory import Overrides, take
@@ -31,7 +30,7 @@ from services.agent.table import AgentState
 from services.agent.wiring import make_clock, make_executor, process_settings
 from services.runtime.exits import ExitCode
 from services.runtime.ports import PortError
-from services.runtime.settings import CellSettings, SettingsError, load
+from services.runtime.settings import CellSettings, SettingsError, load, table
 from services.runtime.shutdown import Shutdown
 from services.runtime.telemetry import Telemetry
 from services.runtime.tokens import KEYS_DIRECTORY, NODE_TOKEN_FILE
@@ -272,14 +271,8 @@ def _inventory(settings: AgentServiceSettings, gateway: str) -> Inventory:
 
 def load_table(settings: AgentServiceSettings) -> Table:
     """What is told of counters. Raises SettingsError."""
-    name = settings.counters_file
-    try:
-        if not name:
-            shipped = resources.files("services.agent").joinpath("counters.toml")
-            return parse(shipped.read_text(encoding="utf-8"), "counters.toml")
-        return parse(Path(name).expanduser().read_text(encoding="utf-8"), name)
-    except (OSError, UnicodeDecodeError, CountersError) as error:
-        raise SettingsError(f"setting counters_file: {error}") from error
+    file = settings.counters_file
+    return table("counters_file", file, parse, package="services.agent", shipped="counters.toml")
 
 
 def _surroundings(settings: AgentServiceSettings, node: str, inventory: Inventory) -> Surroundings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +13,12 @@ from services.health.judge import TOPICS, Ports
 from services.health.metrics import Observer
 from services.health.proofs import Proofs
 from services.health.settings import HealthSettings
-from services.health.table import Table, TableError, parse
+from services.health.table import Table, parse
 from services.runtime import settings as runtime_settings
 from services.runtime.exits import ExitCode, exit_code_of
 from services.runtime.patience import Patience
 from services.runtime.ports import PortError
-from services.runtime.settings import SettingsError
+from services.runtime.settings import SettingsError, table
 from services.runtime.shutdown import Shutdown
 from services.runtime.telemetry import Telemetry
 from services.runtime.tokens import CELL_KEY_FILE, KEYS_DIRECTORY, TokensError, read_key
@@ -107,14 +106,8 @@ def load_proofs(settings: HealthSettings, observer: Observer) -> Proofs | None:
 
 def load_table(settings: HealthSettings) -> Table:
     """The table of signals that the settings name. Raises SettingsError."""
-    name = settings.signals_file
-    try:
-        if not name:
-            shipped = resources.files("services.health").joinpath("signals.toml")
-            return parse(shipped.read_text(encoding="utf-8"), "signals.toml")
-        return parse(Path(name).expanduser().read_text(encoding="utf-8"), name)
-    except (OSError, UnicodeDecodeError, TableError) as error:
-        raise SettingsError(f"setting signals_file: {error}") from error
+    file = settings.signals_file
+    return table("signals_file", file, parse, package="services.health", shipped="signals.toml")
 
 
 def _work(

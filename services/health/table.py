@@ -17,7 +17,7 @@ from services.health.messages import SignalKind
 from statemachines.device import DeviceState
 
 
-class TableError(Exception):
+class TableError(ValueError):
     """The table cannot be used; the message says what to change."""
 
 

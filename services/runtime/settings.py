@@ -20,7 +20,8 @@ import difflib
 import os
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -111,6 +112,7 @@ class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 S = TypeVar("S", bound=CellSettings)
+T = TypeVar("T")
 
 
 def load(
@@ -137,6 +139,21 @@ def load(
         if value is not None:
             values[field], origins[field] = value, f"flag {_flag(field)}"
     return _convert(kind, values, origins)
+
+
+def table(
+    setting: str, file: str, parse: Callable[[str, str], T], *, package: str, shipped: str
+) -> T:
+    """A table that users may edit: the file that the setting names, or the one shipped in the package.
+
+    `parse(text, source)` raises ValueError for what cannot be used. Raises SettingsError.
+    """
+    try:
+        if not file:
+            return parse(resources.files(package).joinpath(shipped).read_text("utf-8"), shipped)
+        return parse(Path(file).expanduser().read_text("utf-8"), file)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"setting {setting}: {error}") from error
 
 
 def _parser(kind: type[CellSettings], service: str, summary: str) -> argparse.ArgumentParser:
