@@ -1,8 +1,9 @@
 """Lemons: nodes that break attempt after attempt, each time alone, and look well in between.
 
 A strike is an attempt that the hardware of one node ended; one that several nodes broke is an event of their domain.
-When many nodes have strikes of one day it is a storm, and nobody is to blame for it, then or later. A node that an operator
-brings back begins anew; so does everybody when we start, for an operator may have looked at them meanwhile. Never judges by what a program said.
+When many nodes have strikes of one day it is a storm, and nobody is to blame for it, then or later. A node that an
+operator brings back begins anew; so does everybody when we start, for an operator may have looked at them meanwhile.
+Never judges by what a program said.
 """
 
 from __future__ import annotations

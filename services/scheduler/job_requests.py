@@ -91,9 +91,8 @@ def _hold(draft: Draft, job: Job, said: requests_pb2.HoldJob) -> None:
         case JobState.STOPPING:
             attempt = _live(draft.cluster, job)
             _still_open(job, attempt, "held")
-            if (
-                attempt.stop_cause is not Cause.HELD
-            ):  # A hold for want of progress may yet fall away.
+            # A hold for want of progress may yet fall away.
+            if attempt.stop_cause is not Cause.HELD:
                 attempts.stop(draft, attempt, Cause.HELD, message, JobNext.HELD)
         case JobState.SUCCEEDED | JobState.FAILED | JobState.CANCELLED:
             raise _bad_state(job, "held")

@@ -42,8 +42,7 @@ def consequence(cluster: Cluster, job: Job, blame: Blame, message: str) -> tuple
     most = retry.max_attempts or policy.max_attempts
     if most > 0 and job.failed + 1 >= most:
         return JobNext.FAILED, f"{message}; it was the last of {most} attempts that may end badly"
-    brake = _brake(cluster, job)
-    if brake > 0 and job.stalled + 1 >= brake:
+    if _brakes(cluster, job):
         held = f"{job.stalled + 1} bad ends in a row without a new durable checkpoint"
         return JobNext.HELD, f"{message}{_BRAKED}{held}: release it to try again"
     return JobNext.QUEUED, message
@@ -57,16 +56,18 @@ def after_stop(cluster: Cluster, attempt: Attempt) -> tuple[JobNext, str]:
     assert attempt.stop_next is not None, "it is stopping"
     job = cluster.jobs[attempt.job]
     braked = attempt.stop_next is JobNext.HELD and attempt.stop_cause not in _HELD_FOR_OTHERS
-    saved = attempt.number in _saved_by(cluster, job) and job.stalled + 1 < _brake(cluster, job)
-    if braked and saved:
+    saved = attempt.number in _saved_by(cluster, job)
+    if braked and saved and not _brakes(cluster, job):
         return JobNext.QUEUED, attempt.stop_message.partition(_BRAKED)[0]
     return attempt.stop_next, attempt.stop_message
 
 
-def _brake(cluster: Cluster, job: Job) -> int:
-    return (
+def _brakes(cluster: Cluster, job: Job) -> bool:
+    """Whether one more bad end is too many without a new checkpoint."""
+    most = (
         job.spec.retry.max_attempts_without_progress or cluster.policy.max_attempts_without_progress
     )
+    return 0 < most <= job.stalled + 1
 
 
 def _saved_by(cluster: Cluster, job: Job) -> list[int]:

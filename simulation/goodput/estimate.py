@@ -1,9 +1,9 @@
 """How sure an ETTR is: means with 95 % intervals, and with what chance alone explains taken out. Only arithmetic.
 
 A day has few failures of a large job, so that their number alone moves its ETTR by points. What was drawn is known, though,
-and so is what is drawn on average: regressing on it (a control variate) leaves the rest, which is several times smaller. How long before each fault the job happened to save is chance too: faults come
-at Poisson times, so that on average they cost what is at risk on average over time, and what they cost beyond it is taken
-out before (Result.luck).
+and so is what is drawn on average: regressing on it (a control variate) leaves the rest, which is several times smaller.
+How long before each fault the job happened to save is chance too: faults come at Poisson times, so that on average they
+cost what is at risk on average over time, and what they cost beyond it is taken out before (Result.luck).
 """
 
 from __future__ import annotations

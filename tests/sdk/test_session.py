@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import timeit
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,10 @@ def test_what_a_rank_waits_for_others_is_not_its_own_work(cell: Cell) -> None:
         for step in range(1, 8):
             s.step(step)
             with s.waiting():
-                until(cell.gateway, lambda step=step: told(step))  # type: ignore[misc]
+                until(cell.gateway, partial(told, step))
     busy_us = [record.busy_us for record in cell.gateway.progress if record.busy_us]
     assert len(busy_us) >= 4
-    assert min(busy_us) < 10_000 < cell.gateway.progress[-1].step_us
+    assert 2 * min(busy_us) < cell.gateway.progress[-1].step_us
 
 
 def test_what_is_no_number_is_left_out_of_the_metrics(cell: Cell) -> None:

@@ -17,11 +17,11 @@ from tidemill.v1 import requests_pb2
 STUBBORN = RetryPolicy(max_attempts=-1)
 
 
-def cell_of(nodes: int, **rest: object) -> Cell:
+def cell_of(nodes: int) -> Cell:
     """Job `a` runs on one of these nodes; it may go on beside what a lost one still runs."""
     cell = Cell()
     cell.nodes(*[f"n{i:02}" for i in range(nodes)], devices=1)
-    cell.running("a", spec(overlap_safe=True, retry=STUBBORN, **rest))  # type: ignore[arg-type]
+    cell.running("a", spec(overlap_safe=True, retry=STUBBORN))
     return cell
 
 
