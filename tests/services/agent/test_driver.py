@@ -440,7 +440,7 @@ async def test_counters_that_grow_too_fast_are_told_and_again_after_each_attach(
     (folder / "rx_dropped").write_text("10\n")
     table = Table((Line("rx_dropped", over_s=3_600, most=100),))
     counters = Counters(table, [NicSpec("eth0", 0)], tmp_path / "net")
-    counters.judge(counters.read(), 0)
+    counters.judge(counters.read(), make_clock().monotonic_ms())  # The agent's own clock.
     (folder / "rx_dropped").write_text("999\n")
     async with agent(tmp_path / "state", gateway, counters=counters):
         await gateway.until(lambda: len(gateway.messages("signal")) == 1)
